@@ -82,17 +82,19 @@ def _lock_of(card: str) -> threading.Lock:
 
 def _wait(card: str, lock: threading.Lock) -> bool:
     """Acquire the lock of a card; return whether that succeeded in time."""
-    # Not TIMEOUT: a discovery reads each card with its lock, also one that servers share. The time
-    # that a holder had counts too: else the jobs of a card that hangs would take the threads of
-    # those of others.
-    end = _clock() + READ_TIMEOUT
-    while True:
-        holder_end = _SINCE.get(card, end) + READ_TIMEOUT
-        if lock.acquire(timeout=max(0.0, min(end, holder_end) - _clock())):
-            return True
-        # Another thread may have become the holder meanwhile.
-        if min(end, _SINCE.get(card, end) + READ_TIMEOUT) <= _clock():
+    # Not TIMEOUT: the holder may be a discovery that reads the card.
+    own_end = _clock() + READ_TIMEOUT
+
+    def find_end() -> float:
+        # If the card hangs, its jobs must not take the threads that those of other cards need: so
+        # the time that the holder has had it counts.
+        return min(own_end, _SINCE.get(card, own_end) + READ_TIMEOUT)
+
+    while not lock.acquire(timeout=max(0.0, find_end() - _clock())):
+        # Otherwise another thread has become the holder meanwhile.
+        if find_end() <= _clock():
             return False
+    return True
 
 
 @contextlib.contextmanager

@@ -43,8 +43,8 @@ LOG = get_logger(__name__)
 
 _Layouts = VgpuLayouts | vf_layouts.VfLayouts | PartitionLayouts | MigLayouts
 
-_WHOLE = "vfio-pci"
-_DETACHED = (None, _WHOLE, "pci-stub")  # kernel drivers with which VFIO gives a group to a guest
+_VFIO = "vfio-pci"  # kernel driver of a function that a server has as a whole
+_DETACHED = (None, _VFIO, "pci-stub")  # kernel drivers with which VFIO gives a group to a guest
 
 
 class GpuDriver(PciDriver):
@@ -72,16 +72,11 @@ class GpuDriver(PciDriver):
         self._facts = CardFacts(
             self._sysfs, self._access, lambda: self.memory, self._whole.has_owner
         )
-        self._mig_modes = MigModes(
-            self._facts,
-            self._access,
-            self._whole,
-            self._may_be_whole,
-        )
+        self._mig_modes = MigModes(self._facts, self._access, self._whole, self._may_be_whole)
         # Facts about cards at their last description; None for one that was not read yet.
         self._cards: dict[str, GpuFacts | None] = {}
-        # Resource class of each parent of a card, and the MIG profiles of its enabled types.
-        self._mig_parents: dict[str, dict[str, tuple[str, frozenset[str]]]] = {}
+        # By the address of the card, and that of the parent.
+        self._mig_parents: dict[str, dict[str, mig.Parent]] = {}
         self._mdev_remarks: tuple[str, ...] = ()
         # Parents on the PCI bus that the running discovery has found, with their rules.
         self._selected: dict[str, mdev.MdevRule] = {}
@@ -184,10 +179,10 @@ class GpuDriver(PciDriver):
     def find_used(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
         """Return the PCI functions that must not be offered: a text with the reason by address."""
         found = super().find_used(functions)
-        divided = self._partitions.find_divided(functions.values())
-        divided |= self._vgpus.find_used(functions)
-        divided |= self._mig_modes.find_used(functions, self._vgpu_layouts.has_layouts)
-        for address, reason in divided.items():
+        withheld = self._partitions.find_divided(functions.values())
+        withheld |= self._vgpus.find_used(functions)
+        withheld |= self._mig_modes.find_used(functions, self._vgpu_layouts.has_layouts)
+        for address, reason in withheld.items():
             found.setdefault(address, reason)
         for card in functions.values():
             if self.is_shared(card) or card.iommu_group is None or not self.is_candidate(card):
@@ -199,7 +194,7 @@ class GpuDriver(PciDriver):
                     found.setdefault(
                         card.address,
                         f"its {kind} function {other.address}, in the same IOMMU group, is bound "
-                        f"to {other.kernel_driver}; expected {_WHOLE}",
+                        f"to {other.kernel_driver}; expected {_VFIO}",
                     )
         return found
 
@@ -271,6 +266,7 @@ class GpuDriver(PciDriver):
                 if (rule := mdev.rule_of_parent(self._mdev_rules, name)) is not None
             }
             virtual = {name: self._plan(name, rule) for name, rule in virtual_rules.items()}
+            # Without those of cards that are gone.
             self._cards = {card.address: self._cards.get(card.address) for card in cards}
             cards = [self._vgpus.replace_handles(card) for card in cards]
         devices = [self._with_slots(card, plans) for card in cards]
@@ -333,9 +329,9 @@ class GpuDriver(PciDriver):
         if slot.parent != item.deployable:
             raise DriverFailed(f"{item.handle} is not a slot of {item.deployable}")
         function = self._sysfs.pci_function(slot.parent) if is_pci_address(slot.parent) else None
-        if function is not None and function.kernel_driver == _WHOLE:
+        if function is not None and function.kernel_driver == _VFIO:
             raise DriverFailed(
-                f"{slot.parent} is bound to {_WHOLE}: a server may use the whole card"
+                f"{slot.parent} is bound to {_VFIO}: a server may use the whole card"
             )
         device = self._uuid(slot)
         with locked(item.device), mediated_devices_excluded():
@@ -403,7 +399,7 @@ class GpuDriver(PciDriver):
     def check_unused(self, address: str) -> None:
         """Raise DriverFailed if the host uses a PCI function or it has mediated devices."""
         address = str(PciAddress.parse(address))
-        self.read_domains(fresh=True)
+        self.read_domains(fresh=True)  # ``find_used`` gets the same facts
         if not self._whole.has_owner(address):
             # Another program may have changed the MIG mode.
             with locked_once(address):
@@ -428,10 +424,11 @@ class GpuDriver(PciDriver):
         types = read_types(self._sysfs, parent)
         if is_pci_address(parent):
             card = self._card_of(parent)
-            known = self._facts_of(card).vgpu_profiles
+            profile_of = self._facts_of(card).vgpu_profiles
             names = [short_name(types[name].name or "") for name in rule.types if name in types]
-            profiles = frozenset(known[name] for name in names if name in known)
-            self._mig_parents.setdefault(card, {})[parent] = rule.resource_class, profiles
+            profiles = frozenset(profile_of[name] for name in names if name in profile_of)
+            of_card = self._mig_parents.setdefault(card, {})
+            of_card[parent] = mig.Parent(rule.resource_class, profiles)
         plans = [mdev.plan_slots(parent, name, types, self._uuid) for name in rule.types]
         # Not the first with slots: servers may have the devices of another type.
         return next(

@@ -65,7 +65,7 @@ class ReadAttempts:
     def begin(self) -> None:
         """Begin a discovery in this thread."""
         self._own.end = self._clock() + (self._span or 0.0)
-        self._own.used, self._own.failed = False, set[str]()
+        self._own.has_tried, self._own.failed = False, set[str]()
 
     def may_try(self, address: str) -> bool:
         """Return whether this thread may try a card: at least one in each discovery.
@@ -77,9 +77,9 @@ class ReadAttempts:
         end = getattr(self._own, "end", None)
         if end is None or address in self._own.failed:
             return False
-        if self._own.used and self._clock() >= end:
+        if self._own.has_tried and self._clock() >= end:
             return False
-        self._own.used = True
+        self._own.has_tried = True
         return True
 
     def add(self, address: str) -> None:
@@ -162,14 +162,15 @@ class FactsReader:
         if card.kernel_driver != KERNEL_DRIVER:
             self._outdate(card.address)
         elif self._is_due(key):
-            # Before this attempt: a job can end during it, and what it read is not known here.
+            # Asked first: another thread can read the card after the facts are loaded below.
             never_tried = key not in self._tried
             is_unread = not self._try(card, memory) and never_tried
         found = self._facts.get(key)
         if found is None:
-            # Another thread may have read it since.
+            # Another thread may have read the card since.
             found = self._facts.setdefault(key, self._load_last(memory, _name_of(card)))
-        return None if is_unread and found == GpuFacts() and self._has_nvml() else found
+        is_nothing_known = found == GpuFacts()
+        return None if is_unread and is_nothing_known and self._has_nvml() else found
 
     def _try(self, card: PciFunction, memory: Memory) -> bool:
         """Try to read a card, unless a job of another thread changes it or the time is over.
@@ -200,7 +201,7 @@ class FactsReader:
             with self.errors_logged(card.address):
                 if (mode := self._read_mig_mode(card.address)) is not None:
                     self.store_mode(card, mode, memory)
-        # After the result: meanwhile nothing is known for other threads.
+        # Only with the result: until then the card is unread for other threads.
         self._tried.add((card.address, card.product))
 
     @contextlib.contextmanager
@@ -228,12 +229,14 @@ class FactsReader:
             return False
         found = self._keep_links(found, self._facts.get(key) or _load(memory, name))
         if self.keeps_types and found.mig is not None:
+            # Each mode has its own record, with the types of that mode only.
             memory.put(f"{name} {found.mig}", json.dumps(found.to_dict()))
-            other = "disabled" if found.in_mig_mode else "enabled"
-            found = _add_types(found, _load(memory, f"{name} {other}"))
+            other_mode = "disabled" if found.in_mig_mode else "enabled"
+            found = _add_types(found, _load(memory, f"{name} {other_mode}"))
         self._facts[key] = found
         with self._lock:
-            # Outdated facts are stored too: they are newer than those before. The card stays due.
+            # Facts that are outdated already are kept too, being newer than the previous ones, but
+            # the card stays due.
             if self._generations[card.address] == generation:
                 self._current.add(key)
                 self._forgotten.discard(card.address)
@@ -248,6 +251,7 @@ class FactsReader:
         key, name = (card.address, card.product), _name_of(card)
         found = self._facts.get(key) or self._load_last(memory, name)
         if found.mig != mode.mig:
+            # A switch of the mode removes the GPU instances; which ones exist since is unknown.
             found = replace(found, mig=mode.mig, mig_instances={})
         self._facts[key] = found = replace(found, mig_pending=mode.is_pending)
         memory.put(name, json.dumps(found.to_dict()))
@@ -276,10 +280,14 @@ class FactsReader:
 
     def _keep_links(self, facts: GpuFacts, previous: GpuFacts) -> GpuFacts:
         """Return the facts with the previous NVLinks to GPUs that NVML does not show now."""
-        # The link to a GPU that a server uses is down as seen from here, and the bridge is there.
         if facts.uuid != previous.uuid:
-            return facts
-        hidden = {a: n for a, n in previous.nvlinks.items() if not self._is_readable(a)}
+            return facts  # another card in the slot
+        # The link to a GPU that a server uses is down as seen from here, and the bridge is there.
+        hidden = {
+            address: count
+            for address, count in previous.nvlinks.items()
+            if not self._is_readable(address)
+        }
         speed = facts.nvlink_speed or (previous.nvlink_speed if hidden else None)
         links = dict(sorted({**hidden, **facts.nvlinks}.items()))
         return replace(facts, nvlinks=links, nvlink_speed=speed)
@@ -304,12 +312,17 @@ class FactsReader:
             self._facts.pop(key, None)
 
     def _outdate(self, address: str, *, is_forgotten: bool | None = None) -> None:
-        """Make the facts about a card outdated, also those that another thread reads now."""
+        """Make the facts about a card outdated, also those that another thread reads now.
+
+        ``is_forgotten`` is whether it is read although it has an owner; None changes nothing here.
+        """
         with self._lock:
             self._generations[address] += 1
             self._current = {key for key in self._current if key[0] != address}
-            if is_forgotten is not None:
-                (self._forgotten.add if is_forgotten else self._forgotten.discard)(address)
+            if is_forgotten:
+                self._forgotten.add(address)
+            elif is_forgotten is not None:
+                self._forgotten.discard(address)
 
 
 class CardFacts:
@@ -372,9 +385,9 @@ class CardFacts:
     def drop_replaced(self, functions: Sequence[PciFunction]) -> None:
         """Drop cards that were removed or replaced since the last call.
 
-        Expire those that were bound again: what is lost then is not known here.
+        Expire those whose kernel driver was bound again: this can change facts, such as ECC.
         """
-        found = {
+        identities = {
             f.address: (
                 self._sysfs.identity(PCI_DEVICES / f.address),
                 self._sysfs.identity(PCI_DEVICES / f.address / "driver", of_link=True),
@@ -382,14 +395,14 @@ class CardFacts:
             for f in functions
             if f.vendor == NVIDIA and f.physfn is None
         }
-        for address, (device, link) in self._identities.items():
-            now = found.get(address, (None, None))
-            if now[0] != device:
+        for address, (previous_device, previous_driver) in self._identities.items():
+            device, driver = identities.get(address, (None, None))
+            if device != previous_device:
                 self.reader.drop(address)
                 self._functions.pop(address, None)
-            elif now[1] != link:
+            elif driver != previous_driver:
                 self.expire(address)
-        self._identities = found
+        self._identities = identities
 
     def forget_outdated(self, address: str) -> None:
         """Forget a card whose virtual functions are not those of the last call."""

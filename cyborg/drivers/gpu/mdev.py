@@ -183,20 +183,21 @@ def parse(text: str) -> MdevRule:
     parent = own.get("parent")
     if parent is not None:
         _check_parent(parent, others)
-        others.append("address=*")
+        others.append("address=*")  # the parser below needs a key that matches
     elif not others:
         raise InvalidOption(text, "a key that matches functions, such as address, or parent=NAME")
-    # Without it, NVML says how many devices a card of this product can have.
+    # Without max_per_card, NVML says how many devices a card of this product can have.
     limit = parse_max_per_card(own)
-    # Parents can be virtual functions, and their class is that of their mediated devices.
+    # Unlike a rule of ``devices``, this one may match all functions and have a class: the class is
+    # that of the mediated devices.
     every = f"{rules.SCOPE}=all"
     rule = rules.parse(",".join(part for part in others if part.replace(" ", "") != every))
     rule = replace(rule, scope=rule.scope or "all")
     return MdevRule(
-        text,
-        types,
-        rule.resource_class or DEFAULT_CLASS,
-        rule.traits,
+        text=text,
+        types=types,
+        resource_class=rule.resource_class or DEFAULT_CLASS,
+        traits=rule.traits,
         selector=rule if parent is None else None,
         parent=parent,
         max_per_card=limit,

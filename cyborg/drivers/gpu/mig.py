@@ -9,6 +9,7 @@ guides, and the profiles in the NVML API Reference Guide, "Multi Instance GPU Ma
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from cyborg.core.inventory.device import Device, Layout
 from cyborg.core.naming import make_custom_name
@@ -26,6 +27,13 @@ NONE = "none"
 
 # Name of all layouts that the driver does not offer, such as instances of several profiles.
 OTHER = "other"
+
+
+class Parent(NamedTuple):
+    """A parent of mediated devices: its resource class, the MIG profiles of its enabled types."""
+
+    resource_class: str
+    profiles: frozenset[str]
 
 
 def is_enabled(facts: GpuFacts) -> bool:
@@ -65,27 +73,22 @@ def trait_of(layout: str) -> str:
 
 
 def possible_layouts(
-    facts: GpuFacts, parents: Mapping[str, tuple[str, frozenset[str]]], offers: Mapping[str, int]
+    facts: GpuFacts, parents: Mapping[str, Parent], offers: Mapping[str, int]
 ) -> list[Layout]:
     """Return the layouts of a card in MIG mode that offer handles, and the current layout.
 
-    ``parents`` maps the address of each parent of mediated devices to the resource class of the
-    parent and the MIG profiles of its enabled types. ``offers`` is the current number of
-    handles by resource class.
+    ``parents`` are by address. ``offers`` is the current number of handles by resource class.
     """
     layouts: dict[str, Layout] = {}
     for profile, count in facts.mig_profiles.items():
-        classes = [
-            resource_class
-            for _, (resource_class, profiles) in sorted(parents.items())
-            if profile in profiles
-        ]
+        usable = [parent for _, parent in sorted(parents.items()) if profile in parent.profiles]
         name = layout_of(profile, count)
-        if classes:
-            layouts[name] = Layout(
-                name, dict(Counter(classes[:count])), frozenset({trait_of(name)})
-            )
-    # With what it offers now, which may be less than it could: that is how it is recognised.
+        if usable:
+            # Each device needs an instance: only the first parents get one.
+            handles = Counter(parent.resource_class for parent in usable[:count])
+            layouts[name] = Layout(name, dict(handles), frozenset({trait_of(name)}))
+    # The current one with what it offers now, which may be less than it could: it is recognised by
+    # that (``Layout.matches``).
     current = current_layout(facts)
     layouts[current] = Layout(current, offers, frozenset({trait_of(current)}))
     return list(layouts.values())

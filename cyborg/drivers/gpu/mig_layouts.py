@@ -8,9 +8,8 @@ from cyborg.core.inventory.device import Device, Layout, count_handles
 from cyborg.drivers.gpu import mig
 from cyborg.drivers.kernel.nvml import GpuFacts
 
-# Return the parents of mediated devices of a card: the resource class of each one, and the MIG
-# profiles of its enabled types.
-FindParents = Callable[[str], Mapping[str, tuple[str, frozenset[str]]]]
+# Return the parents of mediated devices of a card, by address.
+FindParents = Callable[[str], Mapping[str, mig.Parent]]
 
 
 class MigLayouts:
@@ -54,7 +53,8 @@ class MigLayouts:
             return
         profile = mig.profile_of(facts, layout) if enabled else None
         if profile is None and not (enabled and layout == mig.NONE):
-            names = [mig.layout_of(*known) for known in facts.mig_profiles.items() if enabled]
+            profiles = facts.mig_profiles if enabled else {}
+            names = [mig.layout_of(name, count) for name, count in profiles.items()]
             raise DriverFailed(
                 f"{address} has no layout {layout!r}: expected {', '.join(names) or mig.FIXED}"
             )

@@ -54,11 +54,11 @@ class WholeCards:
     def add_owner(self, card: str) -> Iterator[None]:
         """Lock a card for the checks before a server gets it; record this if they succeed.
 
-        Raise DriverFailed, before the checks, if a job changes the card, and after them if a
-        restart of the agent would lose the record. A discovery that reads its mode ends soon.
+        Wait for a discovery that reads the card. Raise DriverFailed, before the checks, if a job
+        changes the card, and after them if a restart of the agent would lose the record.
         """
         with locked(card):
-            # Without its removal the MIG mode would never be read again if a release was lost.
+            # A record that a lost release has left would keep the mode from being read ever again.
             if self.has_owner(card) and self._is_free(card):
                 self.remove_owner(card)
             had_owner = self.has_owner(card)
@@ -120,7 +120,7 @@ class MigModes:
         known = [card for card in functions if is_known(card)]
         whole = [card for card in known if self._may_be_whole(card)]
         aged = [card for card in whole if self._due.get(card.address, now) <= now]
-        modes = {card.address for card in aged} - set(find_domains(aged) if aged else ())
+        mode_due = {card.address for card in aged} - set(find_domains(aged) if aged else ())
         shared = {f.physfn or f.address for f in functions if is_shared(f)}
         offered = shared | {card.address for card in whole}
         reader, attempts = self._facts.reader, self._facts.attempts
@@ -128,22 +128,22 @@ class MigModes:
 
         def is_due(card: PciFunction) -> bool:
             is_wanted = card.address in offered or reader.is_asked_for(card)
-            return card.address in modes or (is_wanted and reader.is_due(card))
+            return card.address in mode_due or (is_wanted and reader.is_due(card))
 
         cards = list(filter(is_due, known))
         cards.sort(key=lambda card: (attempts.last(card.address), card.address not in shared))
         for card in cards:
             with locked_if_free(card.address) as acquired:
-                reads_mode = card.address in modes and not self._owners.has_owner(card.address)
+                reads_mode = card.address in mode_due and not self._owners.has_owner(card.address)
                 was_due = reader.is_due(card)
                 if not acquired or not (reads_mode or was_due):
                     continue
                 if not attempts.may_try(card.address):
-                    return
+                    return  # the time is over: the next discovery continues
                 facts = self._facts.read(card)
                 if reads_mode:
                     self._due[card.address] = now + INTERVAL
-                    # Otherwise it was opened just now, and the facts have the mode.
+                    # A card that was due was opened just now, and its facts have the mode.
                     if not was_due:
                         self._check_mode(card, facts)
 
@@ -155,7 +155,7 @@ class MigModes:
         with self._facts.reader.errors_logged(card.address):
             found = self._access.mig_mode(card.address)
             if found is not None and found != (known.mig, known.mig_pending):
-                # Before all facts, which may not be readable.
+                # First, because all facts may not be readable.
                 self._facts.store_mode(card, found)
                 self._facts.expire(card.address)
                 self._facts.read(card)  # now, with the card locked

@@ -24,7 +24,7 @@ WHOLE = "whole"
 # Name of all layouts that the driver does not offer: another program has enabled the functions.
 OTHER = "other"
 
-_PART = re.compile(r"([1-9][0-9]{0,2})x(.+)")
+_PART = re.compile(r"(?P<count>[1-9][0-9]{0,2})x(?P<type>.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +94,15 @@ def parse_mixes(texts: Sequence[str]) -> tuple[Mix, ...]:
         counts: dict[str, int] = {}
         for part in text.split("+"):
             found = _PART.fullmatch(part.strip())
-            if found is None or not TYPE.fullmatch(found[2]) or short_name(found[2]) in counts:
+            type_ = found["type"] if found else ""
+            if found is None or not TYPE.fullmatch(type_) or short_name(type_) in counts:
                 raise InvalidOption(
                     text, "numbers of different vGPU types, such as 1xH200X-70C+4xH200X-18C"
                 )
-            counts[short_name(found[2])] = int(found[1])
+            counts[short_name(type_)] = int(found["count"])
         mix = Mix(counts)
         try:
-            trait_of(mix.name)
+            trait_of(mix.name)  # the length of a trait is limited
         except Invalid as exc:
             raise InvalidOption(text, f"fewer types: {exc.message}") from exc
         mixes[mix.name] = mix

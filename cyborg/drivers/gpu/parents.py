@@ -82,16 +82,19 @@ def limit_slots(
     for parent, plan in plans.items():
         groups[card_of(parent), plan.type][parent] = plan
     for (card, _), group in groups.items():
-        found, name = known.get(card, GpuFacts()), _name_of(group.values())
-        facts = found or GpuFacts()
+        known_facts, type_name = known.get(card, GpuFacts()), _name_of(group.values())
+        facts = known_facts or GpuFacts()
         # Each MIG-backed vGPU needs an instance. A rule overrides what NVML knows of a product.
-        limits = [facts.mig_instances.get(facts.vgpu_profiles.get(name, ""))]
-        limits += [rules[parent].max_per_card for parent in group]
-        limits.append(facts.max_vgpus.get(name))
+        profile = facts.vgpu_profiles.get(type_name, "")
+        limits = [
+            facts.mig_instances.get(profile),
+            *(rules[parent].max_per_card for parent in group),
+            facts.max_vgpus.get(type_name),
+        ]
         limit = next((limit for limit in limits if limit is not None), None)
         if limit is not None:
             limited |= mdev.limit_slots(group, limit)
-        elif found is None:
+        elif known_facts is None:
             limited |= {
                 parent: plan if plan.slots else replace(plan, reason=plan.reason or _UNREAD)
                 for parent, plan in mdev.limit_slots(group, 0).items()

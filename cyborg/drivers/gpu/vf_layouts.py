@@ -26,7 +26,7 @@ from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
 
 INTEL = "8086"
 
-_PART = re.compile(r"([1-9][0-9]{0,4}):([1-9][0-9]{0,6})")
+_PART = re.compile(r"(?P<count>[1-9][0-9]{0,4}):(?P<mib>[1-9][0-9]{0,6})")
 
 
 def is_supported(card: PciFunction) -> bool:
@@ -54,9 +54,9 @@ def parse_vram(texts: Sequence[str]) -> dict[int, int]:
     found: dict[int, int] = {}
     for text in texts:
         match = _PART.fullmatch(text)
-        if match is None or int(match[1]) in found:
+        if match is None or int(match["count"]) in found:
             raise InvalidOption(text, "COUNT:MIB, such as 2:11776, each count once")
-        found[int(match[1])] = int(match[2])
+        found[int(match["count"])] = int(match["mib"])
     return found
 
 

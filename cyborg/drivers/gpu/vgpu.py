@@ -66,13 +66,13 @@ def parse(text: str) -> VgpuRule:
         )
     rule = rules.parse(",".join(others))
     return VgpuRule(
-        text,
-        types,
-        rule.resource_class or DEFAULT_CLASS,
-        rule.traits,
-        rule,
-        parse_max_per_card(own),
-        parameters,
+        text=text,
+        types=types,
+        resource_class=rule.resource_class or DEFAULT_CLASS,
+        traits=rule.traits,
+        selector=rule,
+        max_per_card=parse_max_per_card(own),
+        parameters=parameters,
     )
 
 

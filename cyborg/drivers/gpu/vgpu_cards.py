@@ -86,10 +86,10 @@ class VgpuCards:
             if rule.text not in used
         ]
         remarks = list(dict.fromkeys(plan.remark for plan in self._plans.values() if plan.remark))
-        unread = [a for a, rule in self._card_rules.items() if rule and self._lacks_types(a)]
-        if unread:
+        lacking = [a for a, rule in self._card_rules.items() if rule and self._lacks_types(a)]
+        if lacking:
             remarks.append(
-                f"{', '.join(unread[:4])}: a mix of vgpu_layouts has types that NVML does not "
+                f"{', '.join(lacking[:4])}: a mix of vgpu_layouts has types that NVML does not "
                 "list, and it describes no MIG profiles: enable the MIG mode once (nvidia-smi -mig "
                 "1) and restart the agent, which remembers them"
             )
@@ -254,6 +254,7 @@ class VgpuCards:
             return None
         function = self.host.sysfs.pci_function(address)
         if state is not None and state.current:
+            # Without the function its card is unknown, and the facts about it are empty.
             card = "" if function is None else str(function.physfn)
             if (reason := self._find_other_type(state, card, [state])) is not None:
                 raise DriverFailed(f"{address} cannot be given to its server: {reason}")

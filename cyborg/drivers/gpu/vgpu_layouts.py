@@ -126,21 +126,24 @@ class VgpuLayouts:
         if mix is None:
             return CardState()
         facts = self._host.read_facts(address)
-        mig = mix.needs_mig(facts)
-        return CardState(mig, True, mix.is_heterogeneous(facts), mix.instances(facts))
+        return CardState(
+            mig=mix.needs_mig(facts),
+            functions=True,
+            heterogeneous=mix.is_heterogeneous(facts),
+            instances=mix.instances(facts),
+        )
 
     def _read_state(self, address: str) -> CardState:
         self._host.forget_facts(address)
         card, facts = self._host.sysfs.pci_function(address), self._host.read_facts(address)
         if card is None:
             raise DriverFailed(f"there is no device {address}")
-        enabled = facts.heterogeneous is True
         return CardState(
-            facts.in_mig_mode,
-            bool(card.numvfs),
-            enabled,
-            facts.present_instances,
-            facts.mig_pending,
+            mig=facts.in_mig_mode,
+            functions=bool(card.numvfs),
+            heterogeneous=facts.heterogeneous is True,
+            instances=facts.present_instances,
+            pending=facts.mig_pending,
         )
 
     def _reach(self, address: str, target: CardState) -> None:
@@ -151,15 +154,15 @@ class VgpuLayouts:
         present = self._read_state(address)
         if present != target:
             self._check_no_server(address)
-        switch = present.mig != target.mig or present.pending
-        off = present.functions and (switch or not target.functions)
+        switches_mig = present.mig != target.mig or present.pending
+        removes_functions = present.functions and (switches_mig or not target.functions)
         if present.instances and not target.mig:
             self._host.access.set_instances(address, {})
-        if off:
+        if removes_functions:
             self._host.access.set_sriov(address, False, self._script)
-        if switch:
+        if switches_mig:
             self._host.access.set_mig_mode(address, target.mig, self._nvidia_smi)
-        if target.functions and (off or not present.functions):
+        if target.functions and (removes_functions or not present.functions):
             self._host.access.set_sriov(address, True, self._script)
         present = self._read_state(address)
         if target.functions and present.heterogeneous != target.heterogeneous:
@@ -197,7 +200,7 @@ class VgpuLayouts:
                 f"{address} has {total - missing.total() + len(free)} virtual functions for "
                 f"{total} vGPUs of {mix.name}"
             )
-        tried |= zip(free, missing.elements(), strict=False)
+        tried |= zip(free, missing.elements(), strict=False)  # most functions stay free
         with contextlib.ExitStack() as created:
             for function, type_ in sorted(tried.items()):
                 self._records.put_tried(function, type_)

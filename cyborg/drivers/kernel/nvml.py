@@ -247,10 +247,8 @@ def request_mig_mode(address: str, *, enable: bool) -> str | None:
             requested = [mode, mode]  # the current mode and the pending one
             if nvml.nvmlDeviceGetMigMode(device) == requested:
                 return None
-            if not enable and any(
-                _list_instances(nvml, device, info)
-                for info in _read_profiles(nvml, device).values()
-            ):
+            profiles = () if enable else _read_profiles(nvml, device).values()
+            if any(_list_instances(nvml, device, profile) for profile in profiles):
                 raise DriverFailed(f"{address} has GPU instances: remove them first")
             status = nvml.nvmlDeviceSetMigMode(device, mode)
             # The device may have been unbound or reset: its handle is not valid any more.
@@ -344,7 +342,7 @@ def _create(nvml: Any, device: Any, profile: Any) -> None:
                 instance, number, nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
             )
             if info.sliceCount == profile.sliceCount:
-                break
+                break  # this profile has all slices
     else:
         raise nvml.NVMLError(nvml.NVML_ERROR_NOT_FOUND)
     nvml.nvmlGpuInstanceCreateComputeInstance(instance, info.id)

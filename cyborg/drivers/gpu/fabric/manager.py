@@ -52,11 +52,11 @@ class _Record(Serializable):
     def with_active(self, number: int, is_active: bool, functions: Sequence[str]) -> "_Record":
         others = {key: names for key, names in self.functions.items() if key != str(number)}
         return _Record(
-            tuple(
+            partitions=tuple(
                 replace(p, is_active=is_active) if p.id == number else p for p in self.partitions
             ),
-            {**others, str(number): tuple(functions)} if functions else others,
-            self.with_own(number, is_active).own,
+            functions={**others, str(number): tuple(functions)} if functions else others,
+            own=self.with_own(number, is_active).own,
         )
 
 
@@ -88,14 +88,15 @@ class FabricManager:
         problem = None
         try:
             with self._locked():
-                found = self._record(self._list())
-                self._store_durably(found, found)
+                record = self._record(self._list())
+                # ``_list`` has stored it, but it may not be durable: then the fabric is closed.
+                self._store_durably(record, previous=record)
         except DriverFailed as exc:
             problem = exc.message
-        record = self._load() or _Record(())
+        known = self._load() or _Record(())
         faults = () if self._switches is None else self._switches.read()
-        obstacles = find_obstacles(record.partitions, faults)
-        return FabricState(record.partitions, problem, obstacles, frozenset(record.own))
+        obstacles = find_obstacles(known.partitions, faults)
+        return FabricState(known.partitions, problem, obstacles, own=frozenset(known.own))
 
     def activate(self, number: int, functions: Sequence[str] = ()) -> None:
         """Activate the partition with this id; do nothing if it is active.
@@ -222,10 +223,10 @@ class FabricManager:
 
     def _record(self, partitions: tuple[Partition, ...]) -> _Record:
         """Return the record of these partitions, with the known functions of the active ones."""
-        record, active = self._load() or _Record(()), {str(p.id) for p in partitions if p.is_active}
-        known = record.functions
-        functions = {key: known[key] for key in sorted(active & set(known))}
-        return _Record(partitions, functions, record.own)
+        record = self._load() or _Record(())
+        active = {str(p.id) for p in partitions if p.is_active}
+        functions = {key: names for key, names in sorted(record.functions.items()) if key in active}
+        return replace(record, partitions=partitions, functions=functions)
 
     def _load(self) -> _Record | None:
         return load_record(_Record, self._memory().get(self._key))

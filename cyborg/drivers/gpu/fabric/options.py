@@ -55,10 +55,10 @@ OPTIONS = (
 def open_fabric(driver: Driver) -> FabricManager:
     """Return the client of Fabric Manager for a driver with these options. Raise Misconfigured."""
     requests = FabricRequests(
-        driver.parse_option("fabric_address", check_address),
-        driver.parse_option("fabric_timeout", in_range(0.1, _MAX_TIMEOUT, " s")),
-        driver.options["fabric_library"],
-        driver.options["fabric_command"],
+        address=driver.parse_option("fabric_address", check_address),
+        timeout=driver.parse_option("fabric_timeout", in_range(0.1, _MAX_TIMEOUT, " s")),
+        library=driver.options["fabric_library"],
+        command=driver.options["fabric_command"],
     )
     # The agent sets the memory after the driver was created.
     return FabricManager(

@@ -92,12 +92,12 @@ def _parse_partition(body: Any) -> Partition:
         return min(integer(gpu[name]) for gpu in gpus)
 
     return Partition(
-        number,
-        modules,
-        integer(body["isActive"]) != 0,
-        smallest("numNvLinksAvailable"),
-        smallest("maxNumNvLinks"),
-        smallest("nvlinkLineRateMBps"),
+        id=number,
+        modules=modules,
+        is_active=integer(body["isActive"]) != 0,
+        links=smallest("numNvLinksAvailable"),
+        max_links=smallest("maxNumNvLinks"),
+        line_rate_mbps=smallest("nvlinkLineRateMBps"),
     )
 
 
@@ -118,13 +118,14 @@ def find_foreign_obstacles(state: FabricState) -> dict[int, str]:
     They cannot be activated: the reasons are by the id of the partition. The active partition
     itself is among them.
     """
-    return {
-        partition.id: (
-            f"another program activated partition {other.id}: stop the guest that uses it, and "
-            f"deactivate it (fmpm -d {other.id})"
-        )
-        for other in state.partitions
-        if state.activation(other) is Activation.FOREIGN
-        for partition in state.partitions
-        if not set(partition.modules).isdisjoint(other.modules)
-    }
+    obstacles: dict[int, str] = {}
+    for foreign in state.partitions:
+        if state.activation(foreign) is not Activation.FOREIGN:
+            continue
+        for partition in state.partitions:
+            if not set(partition.modules).isdisjoint(foreign.modules):
+                obstacles[partition.id] = (
+                    f"another program activated partition {foreign.id}: stop the guest that uses "
+                    f"it, and deactivate it (fmpm -d {foreign.id})"
+                )
+    return obstacles

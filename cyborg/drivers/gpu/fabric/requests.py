@@ -151,7 +151,7 @@ class FabricRequests:
         ``name`` is that of the library or program, for errors.
         """
         try:
-            result = _run(command, self.timeout)
+            result = _run_program(command, self.timeout)
         except subprocess.TimeoutExpired as exc:
             raise RequestTimedOut(
                 f"Fabric Manager at {self.address} did not complete {operation} within "
@@ -183,7 +183,7 @@ def check_address(address: str) -> str:
 
 
 # Not subprocess.run: at a timeout it waits without an end for a process that cannot be killed.
-def _run(command: Sequence[str], timeout: float) -> "subprocess.CompletedProcess[str]":
+def _run_program(command: Sequence[str], timeout: float) -> "subprocess.CompletedProcess[str]":
     """Run a program, and return its result.
 
     Raise TimeoutExpired after the timeout, with the process killed, and DriverFailed if the program

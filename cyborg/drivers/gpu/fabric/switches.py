@@ -61,10 +61,13 @@ class SwitchFault:
 def parse_fault(text: str) -> SwitchFault | None:
     """Return the fault that a line of the kernel reports; None for any other line."""
     found = _SXID.match(text)
-    if found is None or int(found[2]) == _LINK_DOWN:
+    if found is None:
         return None
-    link = None if found[3] is None else int(found[3])
-    return SwitchFault(found[1].lower(), int(found[2]), link, sanitize(found[4]).strip())
+    switch, code, link, message = found.groups()
+    if int(code) == _LINK_DOWN:
+        return None
+    number = None if link is None else int(link)
+    return SwitchFault(switch.lower(), int(code), number, sanitize(message).strip())
 
 
 def find_obstacles(

@@ -17,7 +17,7 @@ from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.device import Ability, Device, Layout
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.gpu.driver import GpuDriver
-from cyborg.drivers.gpu.mig import current_layout, is_enabled, possible_layouts
+from cyborg.drivers.gpu.mig import Parent, current_layout, is_enabled, possible_layouts
 from cyborg.drivers.kernel import nvml
 from cyborg.drivers.kernel.nvml import GpuFacts, NvmlLibrary
 from cyborg.drivers.privileged import gpu
@@ -423,7 +423,7 @@ def test_gpu_driver_with_mig_layouts_passes_all_rules(kernel: MigKernel) -> None
 def test_current_layout_has_what_the_card_offers() -> None:
     """It can be less than the layout could have, such as beside a device of somebody else."""
     facts = GpuFacts(mig="enabled", mig_profiles={"1g.10gb": 7}, mig_instances={"1g.10gb": 7})
-    parents = {f"0000:3d:00.{n}": ("VGPU", frozenset({"1g.10gb"})) for n in range(7)}
+    parents = {f"0000:3d:00.{n}": Parent("VGPU", frozenset({"1g.10gb"})) for n in range(7)}
     (layout,) = possible_layouts(facts, parents, {"VGPU": 6})
     assert (layout.name, layout.offers) == (SMALL, {"VGPU": 6})
 

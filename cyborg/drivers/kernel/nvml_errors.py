@@ -19,6 +19,7 @@ _UNSUPPORTED = frozenset(
         13,  # FUNCTION_NOT_FOUND, in an old library
         14,  # CORRUPTED_INFOROM, which stays: the GPU has facts outside it
         21,  # NO_DATA
+        22,  # VGPU_ECC_NOT_SUPPORTED, while ECC is enabled
         25,  # ARGUMENT_VERSION_MISMATCH, in an old library
         26,  # DEPRECATED
     )

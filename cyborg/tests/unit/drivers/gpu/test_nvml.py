@@ -207,6 +207,21 @@ def test_read_leaves_out_what_a_gpu_does_not_support(library: ctypes.CDLL) -> No
     assert (found.nvlinks, found.nvlink_speed) == ({CARD: 2}, 25781), "the common speed"
 
 
+def test_read_of_a_gpu_whose_vgpus_need_ecc_to_be_off_has_the_other_facts(
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is healthy, and offered as a whole."""
+    binding, complete = importlib.import_module(nvml.MODULE), NvmlLibrary().read(CARD)
+    assert complete is not None
+
+    def refuse(device: object) -> None:
+        raise binding.NVMLError(binding.NVML_ERROR_VGPU_ECC_NOT_SUPPORTED)
+
+    monkeypatch.setattr(binding, "nvmlDeviceGetSupportedVgpus", refuse)
+    found = NvmlLibrary().read(CARD)
+    assert found == replace(complete, max_vgpus={}, vgpu_names={}, vgpu_memory={})
+
+
 @pytest.mark.parametrize("mig", [0, 1])
 def test_read_of_a_gpu_that_is_lost_meanwhile_returns_nothing(
     library: ctypes.CDLL, mig: int

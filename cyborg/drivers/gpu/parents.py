@@ -86,10 +86,14 @@ def limit_slots(
         facts = known_facts or GpuFacts()
         # Each MIG-backed vGPU needs an instance. A rule overrides what NVML knows of a product.
         profile = facts.vgpu_profiles.get(type_name, "")
+        maximum = facts.max_vgpus.get(type_name)
+        if profile and facts.in_mig_mode and not facts.mig_instances:
+            # The instances are unknown: the kernel driver says only whether one more can exist.
+            maximum = 1 + sum(plan.others + len(plan.occupied) for plan in group.values())
         limits = [
             facts.mig_instances.get(profile),
             *(rules[parent].max_per_card for parent in group),
-            facts.max_vgpus.get(type_name),
+            maximum,
         ]
         limit = next((limit for limit in limits if limit is not None), None)
         if limit is not None:

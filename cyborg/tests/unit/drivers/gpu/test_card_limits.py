@@ -81,6 +81,24 @@ def test_discover_offers_no_more_slots_than_a_card_can_have(
     assert driver.remarks == ()
 
 
+def test_discover_card_whose_gpu_instances_are_unknown_offers_one_slot_more(
+    kernel: SimulatedKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML may not list them: the maximum of a card with all instances would be a guess."""
+    facts = GpuFacts(
+        mig="enabled",
+        max_vgpus={TYPE: 7},
+        mig_profiles={"1g.10gb": 7},
+        vgpu_profiles={TYPE: "1g.10gb"},
+    )
+    monkeypatch.setattr(Source, "read", lambda self, address: facts)
+    driver = make_driver(kernel)
+    assert offered(driver) == [slot(1)]
+    driver.prepare(item(slot(1)), None)
+    assert offered(driver) == [slot(1), slot(2)]
+    assert len(offered(make_driver(kernel, ",max_per_card=4"))) == 4
+
+
 def test_discover_slots_stay_the_same_while_they_are_used(kernel: SimulatedKernel) -> None:
     driver = make_driver(kernel, ",max_per_card=3")
     before = offered(driver)

@@ -84,7 +84,13 @@ class GpuDriver(PciDriver):
             "mdev_types", lambda texts: [mdev.parse(text) for text in texts]
         )
         vgpu_rules = self.parse_option("vgpu_types", lambda texts: [vgpu.parse(t) for t in texts])
-        host = GpuHost(self._sysfs, self._access, self._facts.read_address, self._facts.forget)
+        host = GpuHost(
+            sysfs=self._sysfs,
+            access=self._access,
+            read_facts=self._facts.read_address,
+            read_facts_again=self._facts.read_again,
+            forget_facts=self._facts.forget,
+        )
         mixes = self.parse_option("vgpu_layouts", parse_mixes)
         self._vgpus = VgpuCards(host, vgpu_rules, lambda: self.memory, mixes)
         self._layouts = replace(
@@ -94,9 +100,7 @@ class GpuDriver(PciDriver):
             supports=vf_layouts.is_supported,
         )
         self._vf_layouts = vf_layouts.VfLayouts(
-            self._sysfs,
-            lambda: self._layouts,
-            vf_layouts.VfResources.of(self, self._access),
+            self._sysfs, lambda: self._layouts, vf_layouts.VfResources.of(self, self._access)
         )
         self._partitions = PartitionLayouts(
             self._sysfs,

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import NOT_OFFERED, Device
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Memory, load_record
@@ -172,6 +173,19 @@ class FactsReader:
         is_nothing_known = found == GpuFacts()
         return None if is_unread and is_nothing_known and self._has_nvml() else found
 
+    def read_again(self, card: PciFunction, memory: Memory) -> GpuFacts:
+        """Read a card also if it is not due; call this with the card locked.
+
+        Raise DriverFailed if NVML is installed and should know the card, but cannot read it.
+        """
+        self.forget(card.address)
+        if is_known(card) and not self._read_locked(card, memory) and self._has_nvml():
+            raise DriverFailed(
+                f"NVML cannot read {card.address}, so its modes and GPU instances are unknown: see "
+                "the log of the agent, and try again"
+            )
+        return self.read(card, memory)
+
     def _try(self, card: PciFunction, memory: Memory) -> bool:
         """Try to read a card, unless a job of another thread changes it or the time is over.
 
@@ -189,8 +203,11 @@ class FactsReader:
                 self._read_locked(card, memory)
             return may_try
 
-    def _read_locked(self, card: PciFunction, memory: Memory) -> None:
-        """Read a card that this thread has locked, and store the facts if NVML shows it."""
+    def _read_locked(self, card: PciFunction, memory: Memory) -> bool:
+        """Read a card that this thread has locked, and store the facts.
+
+        Return whether all could be read. Otherwise only the MIG mode is stored, if NVML shows it.
+        """
         self._attempts.add(card.address)
         is_read = False
         with self.errors_logged(card.address):
@@ -203,6 +220,7 @@ class FactsReader:
                     self.store_mode(card, mode, memory)
         # Only with the result: until then the card is unread for other threads.
         self._tried.add((card.address, card.product))
+        return is_read
 
     @contextlib.contextmanager
     def errors_logged(self, address: str) -> Iterator[None]:
@@ -371,6 +389,14 @@ class CardFacts:
         """Return the facts about the card at an address; no facts if it is absent."""
         card = self._sysfs.pci_function(address)
         return GpuFacts() if card is None else self.read(card)
+
+    def read_again(self, address: str) -> GpuFacts:
+        """Do the same as ``read_address``, but read the card also if it is not due.
+
+        Call this with the card locked. Raise DriverFailed if NVML cannot read it.
+        """
+        card = self._sysfs.pci_function(address)
+        return GpuFacts() if card is None else self.reader.read_again(card, self._memory())
 
     def read_waiting(self, address: str) -> None:
         """Read the card at an address if it is due; wait for its lock.

@@ -42,12 +42,14 @@ _WITHOUT_FUNCTIONS = (
 class GpuHost:
     """How the driver reads and changes its host.
 
-    ``read_facts`` returns the facts of NVML about a card, read again after ``forget_facts``.
+    ``read_facts`` returns the facts of NVML about a card, read again after ``forget_facts``; the
+    last known ones if that fails. ``read_facts_again`` raises DriverFailed then.
     """
 
     sysfs: Sysfs
     access: HostAccess
     read_facts: Callable[[str], GpuFacts]
+    read_facts_again: Callable[[str], GpuFacts]
     forget_facts: Callable[[str], None]
 
 

@@ -134,8 +134,10 @@ class VgpuLayouts:
         )
 
     def _read_state(self, address: str) -> CardState:
-        self._host.forget_facts(address)
-        card, facts = self._host.sysfs.pci_function(address), self._host.read_facts(address)
+        """Return the state of the card at an address. Raise DriverFailed if NVML cannot read it."""
+        # Not the last known facts, which are those before a step: they hide what is to be undone.
+        facts = self._host.read_facts_again(address)
+        card = self._host.sysfs.pci_function(address)
         if card is None:
             raise DriverFailed(f"there is no device {address}")
         return CardState(

@@ -199,6 +199,38 @@ def test_partition_whose_mode_cannot_be_changed_back_says_so(host: SimulatedVgpu
     assert offered(driver) == {CARD: [CARD]}
 
 
+def test_partition_of_a_card_that_nvml_stops_to_read_is_not_as_before(
+    host: SimulatedVgpuHost,
+) -> None:
+    """The last known facts are those before the change: they hide what is to be undone."""
+    is_failing, access = False, make_access(host)
+
+    def set_mig_mode(card: str, enable: bool, program: str) -> None:
+        nonlocal is_failing
+        access.set_mig_mode(card, enable, program)
+        is_failing = enable
+
+    failing_access = replace(
+        access,
+        set_mig_mode=set_mig_mode,
+        nvml=lambda address: None if is_failing else host.read_facts(address),
+        mig_mode=lambda address: None if is_failing else host.read_mig_mode(address),
+    )
+    driver = GpuDriver("gpus", make(host).options, host.root, failing_access)
+    assert current(driver) == "whole"
+    with pytest.raises(DriverFailed, match="; the steps before could not be undone: NVML cannot"):
+        partition(driver, SLICES)
+    assert host.cards[CARD].mig
+    assert (current(driver), offered(driver)) == ("other", {})
+    is_failing = False
+    partition(driver, "whole")
+    assert (current(driver), offered(driver)) == ("whole", {CARD: [CARD]})
+    is_failing, before = True, state(host)
+    with pytest.raises(DriverFailed, match=f"^NVML cannot read {CARD}"):
+        partition(driver, SLICES)
+    assert state(host) == before
+
+
 def test_partition_of_a_card_with_an_open_node_is_refused(host: SimulatedVgpuHost) -> None:
     driver = make(host)
     host.failing = {"mig 1"}

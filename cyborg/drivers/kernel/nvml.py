@@ -20,7 +20,9 @@ GPU. So NVML is closed after each reading, and each GPU is read once. ``nv_pci_r
 import contextlib
 import ctypes
 import importlib
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import not_
@@ -45,8 +47,11 @@ NVIDIA = "10de"
 # Kernel driver with which NVML knows a GPU.
 KERNEL_DRIVER = "nvidia"
 
-# Seconds that a reading waits for another one; less than a job waits for the lock of a card.
+# Seconds after which no other reading waits for the one that runs; less than a job waits for the
+# lock of a card.
 LOCK_TIMEOUT = 20.0
+
+_clock = time.monotonic
 
 # Why a mode is pending that a reset of the GPU makes current.
 RESET_REQUIRED = "reset required"
@@ -142,7 +147,7 @@ class NvmlLibrary:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # initialisation and shutdown are counted in the process
-        self._is_stuck = False  # whether somebody has waited in vain for the reading that runs now
+        self._end = math.inf  # when to stop waiting for the reading that runs now
         self._logged: set[str] = set()
 
     @staticmethod
@@ -170,18 +175,16 @@ class NvmlLibrary:
             nvml = importlib.import_module(MODULE)
         except ImportError:
             return None  # the extra is not installed, which is a choice and not an error
-        # A card that hangs must not hang the jobs of the others, which have their cards locked.
-        if self._lock.acquire(timeout=0.0 if self._is_stuck else LOCK_TIMEOUT):
+        if self._acquire():
             try:
                 with _opened(nvml):
                     return read(nvml, address)
             except nvml.NVMLError as exc:
                 error = str(exc)
             finally:
-                self._is_stuck = False
+                self._end = math.inf
                 self._lock.release()
         else:
-            self._is_stuck = True
             error = "the reading of another GPU does not end"
         if error not in self._logged:
             self._logged.add(error)
@@ -189,6 +192,15 @@ class NvmlLibrary:
                 "Cannot read NVML, the facts about the GPU are unknown: %s", error, device=address
             )
         return None
+
+    def _acquire(self) -> bool:
+        """Wait for other readings; return False if the one that runs has lasted LOCK_TIMEOUT."""
+        # A card that hangs must not hang the jobs of the others, which have their cards locked.
+        while not self._lock.acquire(timeout=min(LOCK_TIMEOUT, max(0.0, self._end - _clock()))):
+            if self._end <= _clock():
+                return False
+        self._end = _clock() + LOCK_TIMEOUT
+        return True
 
 
 def is_known(card: PciFunction) -> bool:

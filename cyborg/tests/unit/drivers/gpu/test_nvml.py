@@ -5,6 +5,7 @@ import concurrent.futures
 import ctypes
 import importlib
 import json
+import queue
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -295,6 +296,41 @@ def test_card_that_hangs_does_not_hang_the_jobs_of_others(
         "Cannot read NVML, the facts about the GPU are unknown: the reading of another GPU does "
         "not end"
     ]
+
+
+def test_reading_waits_for_several_others_that_end(
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a single one that lasts too long means that a card hangs."""
+    binding, source = importlib.import_module(nvml.MODULE), NvmlLibrary()
+    initialise, seconds = binding.nvmlInit, 0.0
+    begun, turns = queue.Queue[None](), queue.Queue[None]()
+
+    def wait_for_turn() -> None:
+        begun.put(None)
+        turns.get(timeout=10)
+        initialise()
+
+    monkeypatch.setattr(binding, "nvmlInit", wait_for_turn)
+    monkeypatch.setattr(nvml, "LOCK_TIMEOUT", 0.02)
+    monkeypatch.setattr(nvml, "_clock", lambda: seconds)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        readings = {pool.submit(source.read, CARD) for _ in range(4)}
+        for _ in range(3):
+            begun.get(timeout=10)
+            done, _ = concurrent.futures.wait(readings, timeout=0.05)  # more than LOCK_TIMEOUT
+            assert not done
+            seconds += 0.01
+            turns.put(None)
+            done, readings = concurrent.futures.wait(
+                readings, timeout=10, return_when=concurrent.futures.FIRST_COMPLETED
+            )
+            assert all(reading.result() for reading in done)
+        begun.get(timeout=10)
+        seconds += 0.02
+        assert source.read(CARD) is None
+        turns.put(None)
+        assert all(reading.result() for reading in readings)
 
 
 def test_read_error_is_logged_once(library: ctypes.CDLL, caplog: pytest.LogCaptureFixture) -> None:

@@ -163,7 +163,10 @@ class Transport:
         That thread closes what it opens, and ends within a second after an attempt that fails.
         """
         with self._lock:
-            is_connecting = self._opener is not None and not self._opened.is_set()
+            # An opener that has ended with an error closes nothing.
+            is_connecting = (
+                self._opener is not None and self._opener.is_alive() and not self._opened.is_set()
+            )
             if is_connecting:
                 self._closing.set()
         if not is_connecting:

@@ -288,9 +288,10 @@ def _list_items(
     plan: ClaimPlan,
     chosen: Mapping[str, handle_claims.FreeHandleRow | MemberRow],
 ) -> list[WorkItem]:
-    """Return the items of a job that prepares handles; the work of sets on their host comes last.
+    """Return the items of a job that prepares the handles of ``demands``, which have host work.
 
-    A fabric partition is activated when its devices are ready, and before the guest starts.
+    The work of sets comes last: a fabric partition is activated when its devices are ready, and
+    before the guest starts.
     """
     by_provider = {row["provider"]: row for row in plan.deployables}
     items: list[WorkItem] = []
@@ -300,6 +301,7 @@ def _list_items(
         if row["set_size"] is not None:
             # The handle of a set is that of a member: another device, perhaps of another backend.
             member = cast(MemberRow, handle)
+            # A set has host work if a part of it does: this member may have none.
             if Ability.PREPARES not in member["abilities"]:
                 continue
             backend, device, deployable = member["backend"], member["device"], member["deployable"]

@@ -279,16 +279,18 @@ class ContextLeases:
         ids = store.expired_leases(tx, now, after, BATCH)
         if not ids:
             return _Expired(0, ids, ReleaseResult(0))
+        # Only for the locks: ARQs before contexts.
         arq_store.lock_of_contexts(tx, ids)
         # Checked again under the lock: a lease may have just been bound or renewed.
         ended = store.lock_expired_leases(tx, ids, now)
         rows = arq_store.lock_of_contexts(tx, ended)
         leased = [row for row in rows if engine.is_leased(row)]
         result = self._arqs.release_arqs(tx, leased, keep=True)
-        # A context whose ARQs own nothing has a wrong state: nothing was released that changes it.
+        # The release also sets the states of its contexts. A context whose ARQs own nothing has no
+        # part in it, and would keep the state of a lease.
         with_lease = {row["context_id"] for row in leased}
-        wrong = [row for row in rows if row["context_id"] not in with_lease]
-        follow_arqs(tx, wrong, self._recorder, now)
+        without_lease = [row for row in rows if row["context_id"] not in with_lease]
+        follow_arqs(tx, without_lease, self._recorder, now)
         return _Expired(len(ended), ids, result)
 
 

@@ -208,7 +208,8 @@ class RolloutController:
             jobs = sorted({item.step["job_id"] for item in judged})
             if jobs:
                 store.expedite(tx, jobs, self.uow.clock())
-            # An ended job did not wait for this host, whose agent was down.
+            # A job may have ended without this host, whose agent was down: its end is recorded
+            # again, with the failure.
             for job in store.ended_jobs(tx, {item.step["job_id"] for item in failed}):
                 self._end(tx, job, cancelled=job["state"] == JobState.CANCELLED)
             return jobs, change

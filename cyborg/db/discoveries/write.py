@@ -131,19 +131,14 @@ def record_outcomes(tx: sa.Connection, uuid: str, host: str, outcomes: Iterable[
     d = discoveries.c
     columns = {name: d[name] for name in Outcome._fields}
     rows = [outcome._asdict() for outcome in sorted(outcomes, key=lambda item: item.backend)]
-    return sum(
-        tx.execute(
-            sa.update(discoveries)
-            .where(
-                d.uuid == uuid,
-                d.host == host,
-                d.backend == reported.c.backend,
-                d.state == IN_PROGRESS,
-            )
-            .values(state=reported.c.state, error=reported.c.error)
-        ).rowcount
-        for reported in bulk.make_tables(tx, columns, rows)
-    )
+    num_recorded = 0
+    for reported in bulk.make_tables(tx, columns, rows):  # the outcomes as a table to join
+        in_progress = sa.update(discoveries).where(
+            d.uuid == uuid, d.host == host, d.backend == reported.c.backend, d.state == IN_PROGRESS
+        )
+        result = tx.execute(in_progress.values(state=reported.c.state, error=reported.c.error))
+        num_recorded += result.rowcount
+    return num_recorded
 
 
 def fail_host(tx: sa.Connection, uuid: str, host: str, error: str) -> int:

@@ -128,16 +128,20 @@ def _write_deployables(
     Return the row ids of all deployables of the host.
     """
     device_ids = devices.ids_by_address(tx, host)
-    identities = {address: identity for d in new for address, identity in d.deployables.items()}
+    identities = {
+        address: identity for device in new for address, identity in device.deployables.items()
+    }
     deployables.add(
         tx,
         host,
         [
             deployables.NewDeployable(
-                device_ids[device.value.address], value.without_handles(), len(value.handles)
+                device_id=device_ids[device.value.address],
+                value=deployable.without_handles(),
+                num_handles=len(deployable.handles),
             )
             for device in new
-            for value in device.value.deployables
+            for deployable in device.value.deployables
         ],
         uuids={address: identity.uuid for address, identity in identities.items()},
         providers={address: identity.provider for address, identity in identities.items()},

@@ -183,15 +183,16 @@ def parse(text: str) -> MdevRule:
     parent = own.get("parent")
     if parent is not None:
         _check_parent(parent, others)
+    # The default here, because functions of any kind can be parents. The parser would refuse it
+    # with a resource class, which is that of the mediated devices here.
+    others = [part for part in others if part.replace(" ", "") != f"{rules.SCOPE}=all"]
+    if parent is not None:
         others.append("address=*")  # the parser below needs a key that matches
     elif not others:
         raise InvalidOption(text, "a key that matches functions, such as address, or parent=NAME")
-    # Without max_per_card, NVML says how many devices a card of this product can have.
+    # Without ``max_per_card``, NVML says how many devices a card of this product can have.
     limit = parse_max_per_card(own)
-    # Unlike a rule of ``devices``, this one may match all functions and have a class: the class is
-    # that of the mediated devices.
-    every = f"{rules.SCOPE}=all"
-    rule = rules.parse(",".join(part for part in others if part.replace(" ", "") != every))
+    rule = rules.parse(",".join(others))
     rule = replace(rule, scope=rule.scope or "all")
     return MdevRule(
         text=text,

@@ -173,8 +173,8 @@ class ProcessReader:
         """Return the PCI functions whose device nodes are open: a reason by address.
 
         Each function with a device node counts as used if the processes could not be read. If
-        ``interfaces`` is False, nodes of network cards do not count. The reason is the first that
-        is not accepted.
+        ``interfaces`` is False, nodes of network cards do not count. A use for which
+        ``is_accepted(address, reason)`` is True does not count either.
         """
         found: dict[str, str] = {}
         for node, programs in sorted(self.facts.programs.items()):
@@ -189,12 +189,11 @@ class ProcessReader:
                         found.setdefault(address, reason)
         if self.facts.error is not None:
             for node in self.nodes():
-                if not interfaces and node.startswith(_RDMA):
-                    continue
                 reason = f"{node} may be open: {self.facts.error}"
-                for address in self.functions_of(node):
-                    if not is_accepted(address, reason):
-                        found.setdefault(address, reason)
+                if interfaces or not node.startswith(_RDMA):
+                    for address in self.functions_of(node):
+                        if not is_accepted(address, reason):
+                            found.setdefault(address, reason)
         return found
 
     def functions_of(self, node: str) -> list[str]:

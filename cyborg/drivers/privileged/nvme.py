@@ -329,7 +329,7 @@ def _bound_to_nvme(folder: Path) -> Iterator[None]:
             "vfio-pci"
         )
     if driver is not None:
-        # A process that uses the group would make the unbind wait for its end.
+        # Only a test: it fails while a process uses the group, for whose end the unbind would wait.
         with files.hold_group(_DEV, folder.name, Sysfs(folder).read_link("iommu_group")):
             pass
         (folder / "driver/unbind").write_text(folder.name)

@@ -461,6 +461,7 @@ def test_driver_on_another_sysfs_changes_nothing(kernel: SimulatedKernel) -> Non
     ("rule", "expected"),
     [
         ("type=nvidia-222", "a key that matches functions"),
+        ("type=nvidia-222,functions=all", "a key that matches functions"),
         ("type=nvidia-222,traits=CUSTOM_A", "at least one of vendor"),
         (f"address={CARD}", "the name of a type"),
         (f"address={CARD},type=a/b", "the name of a type"),

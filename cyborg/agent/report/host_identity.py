@@ -62,12 +62,12 @@ class HostIdentityProvider:
     def identity(self) -> hosts.Identity:
         """Return the names of this host that are known now."""
         if self._resolver_thread is None:
+            thread = threading.Thread(target=self._resolve_fqdn, name="resolver", daemon=True)
+            thread.start()
+            # Not before: if it cannot start, the next report tries again.
+            self._resolver_thread = thread
             # The join has a timeout: a resolver that hangs only delays the first answer.
-            self._resolver_thread = threading.Thread(
-                target=self._resolve_fqdn, name="resolver", daemon=True
-            )
-            self._resolver_thread.start()
-            self._resolver_thread.join(self._timeout)
+            thread.join(self._timeout)
         # The resolver and the kernel may return anything; one bad name must not refuse the report.
         names = [name for name in (self._hostname, self._fqdn) if name and _is_name(name)]
         return hosts.Identity(self._provider, self._compute_id(), hosts.name_variants(names))

@@ -8,6 +8,7 @@ only. Without a database the ids are shown.
 import functools
 import gzip
 import re
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,8 @@ def read_names() -> VendorNames:
             # errors: one wrong byte must not hide all names.
             with open_file(path, "rt", encoding="utf-8", errors="replace") as file:
                 return parse_names(file)
-        except OSError:
-            # Not installed, or not readable for this user.
+        except (OSError, EOFError, zlib.error):
+            # Not installed, not readable for this user, or the rest of an interrupted update.
             continue
     return {}
 

@@ -176,8 +176,16 @@ class FailureDetector:
         marked: list[services.DaemonRow] = []
         # In batches: after an outage of the broker thousands of agents may be down, and one
         # transaction would lock all of their devices.
-        while batch := self.uow.run(lambda tx: self._mark_down(tx, now, max_timeout)):
-            marked += batch
+        try:
+            while batch := self.uow.run(lambda tx: self._mark_down(tx, now, max_timeout)):
+                marked += batch
+        finally:
+            # Also if a later batch fails: the next sweep sees these agents as marked.
+            self._announce(marked, now)
+        return len(marked)
+
+    def _announce(self, marked: Sequence[services.DaemonRow], now: datetime) -> None:
+        """Log the agents that were marked down, and wake the publisher."""
         if marked:
             hosts = sorted(row["host"] for row in marked)
             LOG.warning(
@@ -188,7 +196,6 @@ class FailureDetector:
                 host=hosts,
             )
             self.wake_publisher()
-        return len(marked)
 
     def _mark_down(
         self, tx: sa.Connection, now: datetime, max_timeout: timedelta

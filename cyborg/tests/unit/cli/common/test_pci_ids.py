@@ -77,6 +77,15 @@ def test_read_names_uses_first_existing_database(
     assert pci_ids.read_names() == NAMES
 
 
+def test_read_names_skips_the_rest_of_an_interrupted_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(TEXT.encode())[:-12])
+    (tmp_path / "pci.ids").write_text(TEXT)
+    monkeypatch.setattr(pci_ids, "FILES", (tmp_path / "cut.gz", tmp_path / "pci.ids"))
+    assert pci_ids.read_names() == NAMES
+
+
 def test_add_names_without_database_keeps_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pci_ids, "FILES", ())
     row = {"vendor": "10de", "model": "10de:20b5"}

@@ -15,6 +15,7 @@ from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import TimedOut, Unavailable
 from cyborg.core.text import to_iso
 from cyborg.db import schema
+from cyborg.db.services import write
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.notifications import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
@@ -174,6 +175,28 @@ def test_sweep_runs_a_constant_number_of_statements(sqlite_engine: sa.Engine, cl
     with count_statements(sqlite_engine) as count:
         assert conductor.detector.sweep() == 0
     assert len(count) == 1
+
+
+def test_sweep_whose_second_batch_fails_reports_the_first(
+    sqlite_engine: sa.Engine, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    conductor = Conductor(sqlite_engine, clock)
+    two_hosts(conductor)
+    pass_time(conductor, 200)
+    mark_down, batches = write.mark_down, [1]
+
+    def fail(tx: sa.Connection, now: datetime, max_timeout: timedelta, limit: int) -> Any:
+        if not batches:
+            raise RuntimeError("the database fails over")
+        return mark_down(tx, now, max_timeout, batches.pop())
+
+    monkeypatch.setattr(write, "mark_down", fail)
+    with pytest.raises(RuntimeError):
+        conductor.detector.sweep()
+    (host,) = down(sqlite_engine)
+    assert "1 agents marked down" in caplog.text
+    assert f"devices cordoned on: {host}" in caplog.text
+    assert conductor.woken == 1
 
 
 def test_sweep_in_two_conductors_marks_an_agent_down_once(engine: sa.Engine, clock: Clock) -> None:

@@ -81,16 +81,17 @@ def check_daemons(connection: sa.Connection) -> Result:
 
 def check_profiles(connection: sa.Connection, conf: cfg.ConfigOpts) -> Result:
     """Look for device profiles with a trait or resource class that no device has."""
-    reported, offered = deployables.read_names(connection, import_plan.BACKEND)
+    names = deployables.read_names(connection, imported=import_plan.BACKEND)
     # Before the first report no device is known: all profiles would be reported.
-    if not reported and not offered:
+    if not any(names):
         return Result(Code.SUCCESS)
     release = reference_release(conf)
-    unserved = [
-        f"{row['name']}: " + "; ".join(f"{name} ({remedy})" for name, remedy in missing.items())
-        for row in device_profiles.find(connection)
-        if (missing := find_unserved_names(parse_groups(row["groups"]), offered, reported, release))
-    ]
+    unserved: list[str] = []
+    for row in device_profiles.find(connection):
+        groups = parse_groups(row["groups"])
+        if missing := find_unserved_names(groups, names.imported, names.reported, release):
+            remedies = (f"{name} ({remedy})" for name, remedy in missing.items())
+            unserved.append(f"{row['name']}: {'; '.join(remedies)}")
     if not unserved:
         return Result(Code.SUCCESS)
     return Result(

@@ -296,25 +296,30 @@ class GuestDevices:
 
     def _attach(self, instance: str, arq: Arq) -> bool:
         """Attach a device; return False if the running guest has it already."""
-        is_checked = False
-        while True:
-            with self._lock:
-                if arq["uuid"] in self._withdrawn:
-                    raise WrongState(f"the device of ARQ {arq['uuid']} was detached from the guest")
-                domain = self.hypervisor.describe(instance)
-                if domain is None or domain.running is None:
-                    raise NotRunning(f"server {instance} does not run on this host")
-                if os_acc.find_alias(arq, domain.running) is not None:
-                    return False
-                if self.needs_port(arq):
-                    check_free_ports(instance, domain.running, 1)
-                if is_checked:
-                    self.hypervisor.attach(instance, os_acc.attach(arq))
-                    return True
-            # Without the lock, because it reads the open files of all processes. The guest may have
-            # changed meanwhile, so that all is checked again before the attachment.
-            self.make_ready(arq)
-            is_checked = True
+        with self._lock:
+            if not self._lacks(instance, arq):
+                return False
+        # Without the lock, because it reads the open files of all processes.
+        self.make_ready(arq)
+        with self._lock:
+            # Again: the guest may have changed meanwhile.
+            if not self._lacks(instance, arq):
+                return False
+            self.hypervisor.attach(instance, os_acc.attach(arq))
+            return True
+
+    def _lacks(self, instance: str, arq: Arq) -> bool:
+        """Return whether a running guest lacks a device. Raise if it cannot be attached now."""
+        if arq["uuid"] in self._withdrawn:
+            raise WrongState(f"the device of ARQ {arq['uuid']} was detached from the guest")
+        domain = self.hypervisor.describe(instance)
+        if domain is None or domain.running is None:
+            raise NotRunning(f"server {instance} does not run on this host")
+        if os_acc.find_alias(arq, domain.running) is not None:
+            return False
+        if self.needs_port(arq):
+            check_free_ports(instance, domain.running, 1)
+        return True
 
     def _withdraw(self, arqs: Sequence[Arq]) -> None:
         with self._lock:

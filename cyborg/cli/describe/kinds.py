@@ -46,7 +46,7 @@ class Related:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of objects. ``is_listed``: the rows of a list have all fields of an object.
+    """A kind of objects. ``has_complete_rows``: the rows of a list have all fields of an object.
 
     ``parts`` are titles of lists that are fields of an object, with their columns; ``filters``
     select the kind in its collection.
@@ -55,7 +55,7 @@ class Kind:
     noun: str
     collection: Collection
     related: Sequence[Related] = ()
-    is_listed: bool = True
+    has_complete_rows: bool = True
     parts: Mapping[str, tuple[str, Collection]] = field(default_factory=dict)
     filters: Fixed = field(default_factory=dict)
 
@@ -97,7 +97,7 @@ CONTEXT = Kind(
         Related("Jobs", JOBS, {"subject": "instance_uuid"}, _NEWEST),
         Related("Services", _SERVICES, {"host": "hostname"}),
     ),
-    is_listed=False,
+    has_complete_rows=False,
     parts={"arqs": ("Requests", ARQS)},
 )
 PROFILE = Kind(
@@ -115,7 +115,7 @@ DRIVER = Kind(
         Related("Jobs", JOBS, {"subject": "name"}, _NEWEST),
         Related("Accelerators", ACCELERATORS, {"driver": "name"}, {"limit": 20}),
     ),
-    is_listed=False,
+    has_complete_rows=False,
     parts={"hosts": ("Hosts", _HOSTS)},
 )
 SERVICE = Kind(
@@ -181,7 +181,7 @@ KINDS: Sequence[Kind] = (
         "job",
         JOBS,
         (Related("Services", _SERVICES, {"host": "host"}),),
-        is_listed=False,
+        has_complete_rows=False,
         parts={"steps": ("Steps", _STEPS)},
     ),
     PROFILE,
@@ -196,8 +196,10 @@ KINDS: Sequence[Kind] = (
     DRIVER,
     Kind("attribute", ATTRIBUTES, (Related("Deployable", DEPLOYABLES, key="deployable_id"),)),
     Kind("message", OUTBOX),
-    Kind("audit", _AUDITS, is_listed=False, parts={"findings": ("Differences", _FINDINGS)}),
-    Kind("discovery", _DISCOVERIES, is_listed=False, parts={"backends": ("Backends", _STEPS)}),
+    Kind("audit", _AUDITS, has_complete_rows=False, parts={"findings": ("Differences", _FINDINGS)}),
+    Kind(
+        "discovery", _DISCOVERIES, has_complete_rows=False, parts={"backends": ("Backends", _STEPS)}
+    ),
 )
 
 _OBJECT = Collection("", (("Name", "name"), ("UUID", "uuid")), (("Name", "name"), ("UUID", "uuid")))

@@ -181,7 +181,7 @@ def _with_types(row: Row) -> dict[str, Any]:
 def describe(rest: RestClient, found: Found) -> Description:
     """Return everything about an object, with one request for each section. Raise CommandError."""
     kind, row = found.kind, found.row
-    if not kind.is_listed:
+    if not kind.has_complete_rows:
         row = kind.collection.read_one(rest, str(row["uuid"]))
     sections = [_read_section(rest, row, related) for related in kind.related]
     parts = [

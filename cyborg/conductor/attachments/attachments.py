@@ -299,6 +299,7 @@ class Attachments:
             row["state"], row["failure"], reboot=row["reboot"]
         ):
             return _to_response(row)
+        # Only for its errors: the server may be locked or gone now. Only this mode has a reboot.
         self._find_server(str(row["instance_uuid"]), scope, Mode.NEXT_BOOT)
         now = self._now()
 
@@ -310,7 +311,7 @@ class Attachments:
                 raise NotFound(f"no attachment {row['uuid']}", field="uuid")
             return changed
 
-        attachment = self._uow.run_once(add_reboot, _to_response)
+        attachment = self._uow.run_once(add_reboot, answer=_to_response)
         self._wake()
         return _to_response(attachment)
 

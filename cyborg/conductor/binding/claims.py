@@ -230,9 +230,11 @@ def _explain_no_handle(
     check_host: bool,
     honoured: Collection[str],
 ) -> Exception:
-    """Return the NoHandle error, with the reasons why each handle cannot be claimed.
+    """Return the error of a claim: NoHandle with the reasons why each handle cannot be claimed.
 
-    The first reason of each ARQ is the first failing predicate of its group, as in an explanation.
+    It is NotFound or Retry if a provider or a handle has changed since the first query. Cordons of
+    the providers ``honoured`` do not count. The first reason of each ARQ is the first failing
+    predicate of its group, as in an explanation.
     """
     candidates = _list_candidates(tx, deployables, handle, honoured)
     error = _list_rejections(demands, candidates, handle)
@@ -387,6 +389,7 @@ def _to_member_candidate(
         candidate,
         device=member["device"],
         facts=combine_facts(candidate.facts, facts),
+        # A MemberRow, which is free and clean, has neither column.
         in_use=bool(member.get("taken")),
         dirty=bool(member.get("dirty")),
     )

@@ -181,6 +181,8 @@ def _rename_leased(
 ) -> Sequence[store.ArqRow]:
     """Give the ARQs of a locked context with a lease new uuids, and return them.
 
+    So a late call of a former caller finds none of them.
+
     ``epoch`` is None for a caller that does not know it. Raise WrongState or Conflict if the lease
     has ended or has another epoch.
     """

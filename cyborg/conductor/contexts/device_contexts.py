@@ -124,6 +124,7 @@ class DeviceContexts:
         allowed = DELETABLE | IN_USE if allow_bound is True else DELETABLE
         result = self._uow.run_once(lambda tx: self._delete(tx, uuid, scope, allowed))
         if result is not None and self._arqs is not None:
+            # Its log says what became of the handles: the ARQs were unbound before the deletion.
             self._arqs.finish_release(result, deleted=False)
         LOG.info("Deleted device context %s", uuid)
 

@@ -190,14 +190,15 @@ def providers_of(tx: sa.Connection, device: str) -> set[str]:
         .join(devices, devices.c.id == deployables.c.device_id)
         .where(devices.c.uuid == device)
     )
-    members = (
+    # A set is a deployable: ``deployable_id`` is the set, ``handle_id`` its member.
+    sets = (
         sa.select(set_members.c.deployable_id)
         .join(attach_handles, attach_handles.c.id == set_members.c.handle_id)
         .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
         .join(devices, devices.c.id == deployables.c.device_id)
         .where(devices.c.uuid == device)
     )
-    of_sets = sa.select(deployables.c.rp_uuid).where(deployables.c.id.in_(members))
+    of_sets = sa.select(deployables.c.rp_uuid).where(deployables.c.id.in_(sets))
     return set(tx.scalars(own.union(of_sets)))
 
 

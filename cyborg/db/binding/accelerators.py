@@ -231,7 +231,7 @@ class Filters:
     def _states(self) -> frozenset[AcceleratorState]:
         return frozenset(map(AcceleratorState, self.states))
 
-    def are_few(self) -> bool:
+    def are_at_one_place(self) -> bool:
         """Return whether all accelerators are on one host or at one address: indexes find them."""
         return (self.hostname, self.device_uuid, self.address) != (None, None, None)
 
@@ -272,11 +272,15 @@ def find(
     if page.limit is None:
         query = paging.paginate(connection, _ALL.where(*conditions), table, page, SORTABLE)
         return [_row(row) for row in connection.execute(query).mappings()]
+    at_one_place = chosen.are_at_one_place()
+    # In the order of the accelerators.
     if page.sort_key is not None or uuids is not None or not conditions:
         ids = _find_ids(connection, _FROM, conditions, page, table)
+    # In the order of the ARQs of the project.
     elif chosen.of_owner():
         ids = _find_ids(connection, _FROM_ARQS, conditions, page, arqs)
-    elif not chosen.are_few() and chosen.of_device():
+    # Deployable by deployable, until the page is full.
+    elif chosen.of_device() and not at_one_place:
         # Counted here: the read by deployable stops at the end of the page.
         if page.total is not None:
             query = sa.select(table.c.id).select_from(_FROM).where(*conditions)
@@ -290,7 +294,7 @@ def find(
             conditions,
             page,
             table,
-            clean=not chosen.are_few() and chosen.are_clean(),
+            clean=not at_one_place and chosen.are_clean(),
         )
     if not ids:
         return []

@@ -151,11 +151,11 @@ get = DEPLOYABLES.get
 class Names(NamedTuple):
     """Traits and resource classes of devices: of reported ones, and of imported ones.
 
-    ``offered`` has those that an import has stored and no agent has reported yet.
+    ``imported`` has those that an import has stored and no agent has reported yet.
     """
 
     reported: set[str]
-    offered: set[str]
+    imported: set[str]
 
 
 def read_names(connection: sa.Connection, imported: str) -> Names:

@@ -87,7 +87,7 @@ def lock_groups(tx: sa.Connection, host: str) -> None:
     d = deployables.c
     groups = sa.select(d.set_group).distinct().where(d.host == host, d.set_group.is_not(None))
     names = tx.scalars(groups).all()
-    # Two statements: MariaDB would lock each set of the group to find the first one.
+    # Three statements: MariaDB would lock each set of the group to find the first one.
     firsts = sa.select(sa.func.min(d.id)).where(d.set_group.in_(names)).group_by(d.set_group)
     if names and (ids := sorted(tx.scalars(firsts))):
         locked = sa.select(d.id).where(d.id.in_(ids)).order_by(d.id)

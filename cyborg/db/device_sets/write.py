@@ -174,7 +174,8 @@ def claim(
     #  WHERE id IN (:ids) AND arq_id IS NULL AND NOT needs_cleaning AND NOT draining
     #    AND EXISTS (its deployable and device, schedulable)
     #    AND EXISTS (the set and its device, schedulable) AND id IN (the members of the set)
-    # Of the set itself: its source is a device, too.
+    # Of the set itself: its source is a device, too. As in the guard of its members, a failed
+    # restore does not count; its offer does not, because Placement has allocated the set.
     is_open = sa.and_(*(sa.not_(facts.CONDITIONS[name]) for name in ("status", "cordoned")))
     if is_honoured:
         is_open = sa.or_(is_open, devices.c.cordoned_since.is_not(None))

@@ -245,13 +245,14 @@ def set_status(tx: sa.Connection, uuid: str, status: str, now: datetime) -> bool
     same_uuid = devices.c.uuid == uuid
     # In the guard, so that the row count is that of real changes: it also counts rows that get the
     # values that they have.
-    differs, values = devices.c.status != status, dict[str, Any](status=status)
+    differs = devices.c.status != status
+    values: dict[str, Any] = {"status": status}
     if status == ENABLED:
         differs = sa.or_(differs, devices.c.failing, devices.c.failed_prepares > 0)
         values |= {**_OPENED, "failed_prepares": 0}
     since = None if status == ENABLED else sa.literal(now, Moment)
-    # While the device is cordoned as well, the time of the cordon stays, also if it is None: such a
-    # cordon excludes servers in build, which the status alone would still permit (grace).
+    # A server in build may still bind for a while that counts from ``cordoned_since``; None allows
+    # none. A cordon in force keeps its time or None: the status must not grant new time.
     values["cordoned_since"] = sa.case((devices.c.cordoned, devices.c.cordoned_since), else_=since)
     changed = tx.execute(sa.update(devices).where(same_uuid, differs).values(**values)).rowcount
     if changed:

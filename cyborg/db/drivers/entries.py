@@ -115,6 +115,7 @@ def find_hosts(
     this status. The marker is any text, as of ``paging.start_after_name``.
     """
     page = page or Page()
+    # ``paging`` knows a row by its column ``uuid``: here the name of the host.
     query: sa.Select[Any] = sa.select(services.c.id, services.c.host.label("uuid"))
     if host is not None:
         query = query.where(services.c.id.in_([row["id"] for row in hosts_named(connection, host)]))

@@ -177,24 +177,26 @@ class ProcessReader:
         ``is_accepted(address, reason)`` is True does not count either.
         """
         found: dict[str, str] = {}
+        for node, reasons in self._uses():
+            if not interfaces and node.startswith(_RDMA):
+                continue
+            for address in self.functions_of(node):
+                for reason in reasons:
+                    if not is_accepted(address, reason):
+                        found.setdefault(address, reason)
+        return found
+
+    def _uses(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """Yield each node that is open or may be open, and the reasons: one for each program."""
         for node, programs in sorted(self.facts.programs.items()):
             used_by = [name for name in programs if name not in IGNORED]
             if node.startswith(_VFIO):
                 used_by = [name for name in used_by if not _is_vmm(name)]
-            if used_by and (interfaces or not node.startswith(_RDMA)):
-                for address in self.functions_of(node):
-                    reasons = (f"the process {program} has {node} open" for program in used_by)
-                    reason = next((r for r in reasons if not is_accepted(address, r)), None)
-                    if reason is not None:
-                        found.setdefault(address, reason)
+            if used_by:
+                yield node, [f"the process {program} has {node} open" for program in used_by]
         if self.facts.error is not None:
             for node in self.nodes():
-                reason = f"{node} may be open: {self.facts.error}"
-                if interfaces or not node.startswith(_RDMA):
-                    for address in self.functions_of(node):
-                        if not is_accepted(address, reason):
-                            found.setdefault(address, reason)
-        return found
+                yield node, [f"{node} may be open: {self.facts.error}"]
 
     def functions_of(self, node: str) -> list[str]:
         """Return the addresses of the PCI functions that a node gives access to."""
@@ -208,6 +210,7 @@ class ProcessReader:
             return self._functions_of_group(name.removeprefix("noiommu-"))
         if places := _places_in_sysfs(path):
             return list(chain.from_iterable(self._functions_below(place) for place in places))
+        # Without a device in sysfs: each function of the maker may be the one.
         if (maker := open_nodes.find_maker(path)) is not None:
             return [f.address for f in self._all_functions() if maker.has(f)]
         if self.sysfs.list_names(f"class/block/{name}"):
@@ -217,7 +220,9 @@ class ProcessReader:
         # With native multipath the generic node of a disk (ng0n1) is below the subsystem, which is
         # virtual.
         generic = f"class/nvme-generic/{name}"
-        folder = self.sysfs.resolve(generic) or self.sysfs.root
+        folder = self.sysfs.resolve(generic)
+        if folder is None:
+            return []
         disks = DiskReader(self.sysfs)
         # The kernel adds a folder for the class of the node, except below a device of a class.
         for parent in (folder.parent, folder.parent.parent):

@@ -201,6 +201,7 @@ class NvmeDriver(PciDriver):
         known_methods = [method for method in nvme.Method if method.value in texts.split(";")]
         controller, _ = self._read_namespaces(function.address)
         if self._sysfs.read_text(controller / "state") != "live":
+            # A server has it, or no driver: only the model of its slot can be compared.
             return known_methods if known_model == model else None
         names = ("serial", "model", "firmware_rev")
         drive = " ".join(self._sysfs.read_text(controller / name) or "?" for name in names)

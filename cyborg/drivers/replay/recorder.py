@@ -94,7 +94,7 @@ def unpack(capture: model.Capture, root: Path) -> None:
 
 
 _MAX_LINKS = 40  # on one path, as the kernel permits
-_INDEX = "lib/modules/"
+_MODULES = "lib/modules/"
 _DENIED = (errno.EACCES, errno.EPERM)
 
 
@@ -121,7 +121,7 @@ class Recorder:
         return {path: model.Folder(f.files, f.links) for path, f in self._folders.items() if path}
 
     def on_read(self, path: Path, content: bytes | None, error: int) -> None:
-        """Record the content of a file, or that it cannot be read."""
+        """Record the content of a file, or, if it is None, the error number of the read."""
         place = self._find(path)
         if place is None:
             return
@@ -130,14 +130,14 @@ class Recorder:
             if error in _DENIED:
                 self.unreadable[place] = errno.errorcode[error]
             if (self._root / place).is_file():
-                self._folder(folder).files.setdefault(name, None)
+                self._folder(folder).files.setdefault(name, None)  # the name alone: it exists
             return
-        if _INDEX in place:
+        if _MODULES in place:
             # modules.dep has every module of the kernel; only VFIO is of interest.
             lines = content.splitlines(keepends=True)
             content = b"".join(line for line in lines if b"vfio" in line)
         files = self._folder(folder).files
-        # A file may be read several times, with different limits.
+        # The longest of several reads; a capture refuses larger files.
         if len(content) <= model.MAX_FILE and len(files.get(name) or b"") <= len(content):
             files[name] = content
 

@@ -10,12 +10,16 @@ say() { printf '%s\n' "$*"; }
 
 print_error() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; }
 
+# base_python PROGRAM: print the interpreter from which the environment of an interpreter was made. That of
+# the environment may have no pip.
+base_python() { "$1" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))' 2>/dev/null; }
+
 # find_python: set PYTHON to a Python 3.11 or later: by default that of the environment VENV, because a
 # Python of another version would replace it.
 find_python() {
     local candidate
     if [ -z "${PYTHON:-}" ] && [ -n "${VENV:-}" ] && [ -x "$VENV/bin/python" ]; then
-        PYTHON=$VENV/bin/python
+        PYTHON=$(base_python "$VENV/bin/python")
     fi
     for candidate in "${PYTHON:-python3}" python3 python3.14 python3.13 python3.12 python3.11; do
         if command -v "$candidate" >/dev/null 2>&1 &&
@@ -105,7 +109,7 @@ make_venv() {
     local dir=$1 method
     if ! is_usable "$dir"; then
         # PYTHON may be that of the environment.
-        PYTHON=$("$PYTHON" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))') || return 1
+        PYTHON=$(base_python "$PYTHON") || return 1
         if "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null; then
             method=()
         elif "$PYTHON" -m pip --version >/dev/null 2>&1 &&

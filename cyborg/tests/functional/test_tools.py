@@ -91,6 +91,14 @@ def test_environment_of_another_version_is_not_usable(tmp_path: Path) -> None:
     assert not is_usable(folder)
 
 
+def test_interpreter_of_the_environment_is_the_default(tmp_path: Path) -> None:
+    folder = make_environment(tmp_path / "venv")
+    script = 'unset PYTHON; VENV=$1; find_python && printf "%s" "$PYTHON"'
+    found = Path(run_shell(script, folder).stdout)
+    assert found.is_file()
+    assert folder not in found.parents, "the environment may have no pip"
+
+
 def test_folder_without_an_environment_is_not_deleted(tmp_path: Path) -> None:
     (tmp_path / "thesis").write_text("")
     done = run_shell('make_venv "$1"', tmp_path)

@@ -116,7 +116,10 @@ class DeliveryRecord:
                 self._unconfirmed.pop(arq, None)
                 if outcome is not None and error is not None:
                     self._unconfirmed[arq] = Delivery(arq, NOT_RUNNING, is_running=False)
-            elif outcome.is_attached:
+                continue
+            if (report := self._unconfirmed.get(arq)) is not None and not report.is_running:
+                del self._unconfirmed[arq]  # the guest runs again
+            if outcome.is_attached:
                 self._missing_since.pop(arq, None)
                 if outcome.is_new or not was_attached or error is not None:
                     self._unconfirmed[arq] = Delivery(arq)

@@ -93,6 +93,19 @@ def test_update_guest_that_does_not_run_lacks_nothing() -> None:
     assert update(record, STOPPED, 164.0, ATTACHED) == [], "it had the device"
 
 
+def test_update_guest_that_runs_again_is_not_reported_as_stopped() -> None:
+    record, failed = DeliveryRecord(TIMEOUT), RecordedDelivery(False, LACKS.error)
+    assert update(record, LACKS, 0.0) == []
+    assert update(record, LACKS, 60.0) == [LACKS.error]
+    record.confirm()
+    # This report is lost.
+    assert update(record, STOPPED, 61.0, failed) == [NOT_RUNNING]
+    assert update(record, LACKS, 62.0, failed) == []
+    assert update(record, LACKS, 122.0, failed) == [], "the same error is recorded"
+    assert update(record, STOPPED, 123.0, failed) == [NOT_RUNNING]
+    assert update(record, UNKNOWN, 124.0, failed) == []
+
+
 def test_update_device_that_was_detached_is_not_reported() -> None:
     record = DeliveryRecord(TIMEOUT)
     assert update(record, LACKS, 0.0) == []

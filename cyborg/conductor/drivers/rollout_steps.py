@@ -135,7 +135,7 @@ class StepExecutor:
         steps: Sequence[store.StepRow],
         forced: ForcedBackends,
     ) -> DesiredChange:
-        """Write the desired state of the hosts of steps; return the hosts to notify.
+        """Write the desired state of the hosts of steps; return what follows from it.
 
         The step of a host whose agent is down waits for its return. If its backend is ``forced`` to
         be uninstalled, the devices are removed at once.

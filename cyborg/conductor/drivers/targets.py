@@ -218,9 +218,16 @@ class TargetResolver:
     def backends_by_key(
         self, *, driver: str | None = None, backend: str | None = None
     ) -> dict[BackendKey, BackendTarget]:
-        """Return the reported and the desired backends."""
+        """Return the reported and the desired backends.
+
+        With ``driver``, also those that their agents report with it and whose desired state has
+        another driver.
+        """
         reported = store.reported_backends(self.tx, driver, backend)
         stored = desired_backends.find(self.tx, driver, backend)
+        if driver is not None:
+            # Without these rows, such a backend would look like one without a desired state.
+            stored |= desired_backends.find_successors(self.tx, driver)
         targets: dict[BackendKey, BackendTarget] = {}
         for key in sorted({*reported, *stored}):
             host_driver = self.host_drivers.get(key.service_id)

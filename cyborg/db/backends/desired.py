@@ -114,12 +114,20 @@ def find(
     tx: sa.Connection, driver: str | None = None, backend: str | None = None
 ) -> dict[BackendKey, DesiredRecord]:
     """Return the desired state of a driver's backends, or of all backends with a name."""
-    query = sa.select(table.c.service_id, table.c.applied, *_COLUMNS)
-    query = query.where(*equal({table.c.driver: driver, table.c.backend: backend}))
-    return {
-        BackendKey(r["service_id"], r["backend"]): DesiredRecord(_value(r), bool(r["applied"]))
-        for r in tx.execute(query).mappings()
-    }
+    return _read(tx, *equal({table.c.driver: driver, table.c.backend: backend}))
+
+
+def find_successors(tx: sa.Connection, driver: str) -> dict[BackendKey, DesiredRecord]:
+    """Return the desired state of backends that now have another driver than ``driver``.
+
+    Their agents still report ``driver``: they have not applied that state yet.
+    """
+    is_reported = sa.exists().where(
+        backends.c.service_id == table.c.service_id,
+        backends.c.name == table.c.backend,
+        backends.c.driver == driver,
+    )
+    return _read(tx, table.c.driver != driver, is_reported)
 
 
 def agents_at_limit(tx: sa.Connection, agents: Collection[int], max_backends: int) -> set[int]:
@@ -373,6 +381,16 @@ def _to_columns(desired: DesiredBackend) -> dict[str, Any]:
         "generation": desired.generation,
         "applied": False,
         "error": None,
+    }
+
+
+def _read(
+    tx: sa.Connection, *conditions: sa.ColumnElement[bool]
+) -> dict[BackendKey, DesiredRecord]:
+    query = sa.select(table.c.service_id, table.c.applied, *_COLUMNS).where(*conditions)
+    return {
+        BackendKey(r["service_id"], r["backend"]): DesiredRecord(_value(r), bool(r["applied"]))
+        for r in tx.execute(query).mappings()
     }
 
 

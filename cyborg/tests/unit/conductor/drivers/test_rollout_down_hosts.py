@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from cyborg.core.errors import NotFound
 from cyborg.db import old_rows, schema
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.interleave import Race
@@ -226,6 +227,18 @@ def test_failed_removal_at_the_return_restores_the_backend(down: Cloud) -> None:
     assert (down.job(job)[0], down.job(job)[2]["c1"]) == ("failed", "rolled_back")
     assert desired(down, "c1") == [("enabled", {})]
     assert devices(down, "c1") == [("fake", False, False)]
+
+
+def test_uninstall_omits_a_name_that_another_driver_has_on_a_down_host(down: Cloud) -> None:
+    first = uninstall(down, force=True)
+    down.run()
+    install_job = install(down, "other", backend="fake", hosts=["c1"])
+    down.run()
+    assert (down.job(first)[0], down.job(install_job)[0]) == ("done", "done")
+    with pytest.raises(NotFound, match="driver fake has no backend of c1"):
+        uninstall(down, hosts=["c1"], force=True)
+    return_host(down)
+    assert down.agents["c1"].running == {"fake": ("other", {})}
 
 
 def test_return_concurrent_with_the_failure_of_the_update(down: Cloud) -> None:

@@ -34,9 +34,12 @@ def find_project(rest: RestClient, text: str) -> str:
             return text
         by_name = keystone.get(f"/projects?name={quote(text, safe='')}", raise_exc=False)
         # 403: keystone does not show the projects to the caller.
-        if by_id.status_code != 404 or by_name.status_code != 200:
+        if by_name.status_code != 200:
             return text
         ids = [str(project["id"]) for project in by_name.json()["projects"]]
+        # A reader of a domain gets 403 for each id that is not in it, also if the text is a name.
+        if not ids and by_id.status_code != 404:
+            return text
     except (exceptions.ClientException, CommandError, ValueError, KeyError, TypeError):
         return text
     if len(ids) == 1:

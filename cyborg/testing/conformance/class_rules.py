@@ -235,10 +235,10 @@ def imports_only_core_and_drivers(env: Environment) -> None:
     driver = env.subject.driver
     package = driver.__module__.partition(".")[0]
     # A driver of Cyborg shares the package with the services, so only its module is checked.
-    own = [driver.__module__] if package == "cyborg" else sorted(sys.modules)
+    own = [driver.__module__]
+    if package != "cyborg":
+        own = sorted(name for name in sys.modules if f"{name}.".startswith(f"{package}."))
     for name in own:
-        if name != driver.__module__ and not name.startswith(f"{package}."):
-            continue
         for imported in _imported_names(sys.modules[name]):
             is_cyborg = imported == "cyborg" or imported.startswith("cyborg.")
             if imported.startswith(_FORBIDDEN_IMPORTS) or (

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The conformance kit with all drivers of this package and a bad driver for each rule."""
 
+import importlib
 import inspect
 import os
 import re
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -92,6 +94,23 @@ def test_run_rules_bad_driver_fails_its_rule(name: str, root: Path) -> None:
     failures = reasons_by_rule(results, Outcome.FAILED)
     assert set(failures) == {name, *also_failing}
     assert all(failures.values())
+
+
+def test_import_in_the_root_of_a_package_of_a_vendor_fails(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "acme_cards"
+    package.mkdir()
+    package.joinpath("__init__.py").write_text("import cyborg.conductor\n")
+    package.joinpath("card.py").write_text(
+        "from cyborg.tests.unit.drivers.bad_drivers import Good\n\nclass Card(Good):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    driver = importlib.import_module("acme_cards.card").Card
+    failures = reasons_by_rule(run_rules(driver, sysfs_root=root), Outcome.FAILED)
+    assert failures["imports_only_core_and_drivers"] == "acme_cards imports cyborg.conductor"
+    for name in ("acme_cards", "acme_cards.card"):
+        del sys.modules[name]
 
 
 @pytest.mark.parametrize("ability", list(Ability))

@@ -77,10 +77,10 @@ def claim_contexts(
     instance = user.instance
     changed = store.start_bind(tx, list(contexts), state, host, instance, check_host=check_host)
     if changed != len(contexts):
-        unused = [row for row in contexts.values() if row["state"] in USABLE]
-        if check_host and len(unused) == len(contexts):
-            raise Retry("the agent of the host of a device context is down")
-        raise _wrong_state(store.lock(tx, contexts))
+        # As they were before the UPDATE, which may have changed some of them.
+        if used := [row for row in contexts.values() if row["state"] not in USABLE]:
+            raise _wrong_state(used)
+        raise Retry("the agent of the host of a device context is down")
 
 
 def lock_contexts(

@@ -346,10 +346,14 @@ def _destroy(nvml: Any, instance: Any) -> None:
 
 
 def _create(nvml: Any, device: Any, profile: Any) -> None:
-    """Create a GPU instance with one compute instance that uses all slices of the GPU instance."""
+    """Create a GPU instance with one compute instance that uses all slices of the GPU instance.
+
+    A GPU instance whose compute instance cannot be created remains: each change begins with the
+    removal of all instances.
+    """
     instance = nvml.nvmlDeviceCreateGpuInstance(device, profile.id)
     for number in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
-        with contextlib.suppress(nvml.NVMLError):
+        with ignored_if_unsupported(nvml):  # the instance has no such profile
             info = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
                 instance, number, nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
             )

@@ -21,7 +21,7 @@ from cyborg.policies import enforcer as policies
 # Key of the WSGI environ: the Caller, which is set after the token has been checked.
 ENVIRON = "cyborg.caller"
 # False in the environ of a request that counts as one of a service without a service token.
-NAMES_SERVICE = "cyborg.names_service"
+NAMED_AS_SERVICE = "cyborg.named_as_service"
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def read_caller(
     # Names of roles are compared without case, as oslo.policy does.
     token_roles = {role.lower() for role in ctx.service_roles}
     is_service = not token_roles.isdisjoint(role.lower() for role in service_roles)
-    has_service_token = is_service and environ.get(NAMES_SERVICE, True)
+    has_service_token = is_service and environ.get(NAMED_AS_SERVICE, True)
     return Caller(ctx, is_service, enforcer, has_service_token)
 
 
@@ -242,7 +242,8 @@ class LoopbackAuth:
         project = environ.get("HTTP_X_PROJECT_ID") or DEFAULT_PROJECT
         # It is stored with objects, and a part of log lines.
         check_text("X-Project-Id", project)
-        environ[NAMES_SERVICE] = "HTTP_X_SERVICE_TOKEN" in environ
+        # Each caller counts as a service. Read before the headers are deleted.
+        environ[NAMED_AS_SERVICE] = "HTTP_X_SERVICE_TOKEN" in environ
         # Other identity headers of the client must not reach the log or the policy.
         for name in [name for name in environ if name.startswith(_IDENTITY_HEADERS)]:
             del environ[name]

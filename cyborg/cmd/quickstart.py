@@ -411,7 +411,7 @@ def run_sets(service: Service) -> str:
         choices = candidates(service, [SETS_GROUP])
         if not choices:
             raise Failed("Placement offers no set for the profile")
-        arqs = bind(service, choices[0], instance, "hgx-1")
+        arqs = bind(service, choices[0], instance, host="hgx-1")
         offers = ("--offer", "allocated", "--offer", "offered")
         run_client(service, "device-set-list", *offers, read=False, show=True)
         allocated = run_client(service, "device-set-list", "--offer", "allocated")

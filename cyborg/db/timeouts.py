@@ -141,8 +141,10 @@ def limit_engine(engine: sa.Engine, limits: Timeouts) -> None:
     def connect_mysql(dialect: Any, record: Any, args: Any, arguments: dict[str, Any]) -> Any:
         configured = {name: arguments.pop(name, None) for name in ("read_timeout", "write_timeout")}
         arguments.setdefault("connect_timeout", _whole(limits.connect, driver))
-        # Each step of the login is a read. PyMySQL gets the limit of statements after the login.
-        arguments["read_timeout"] = configured["read_timeout"] or _whole(limits.connect, driver)
+        # Each step of the login is a read. PyMySQL gets the limit of statements after the login;
+        # mysqlclient cannot change its limit, so it has that of statements from the start.
+        read = limits.connect if driver == "pymysql" else limits.statement
+        arguments["read_timeout"] = configured["read_timeout"] or _whole(read, driver)
         arguments["write_timeout"] = configured["write_timeout"] or _whole(limits.statement, driver)
         connection = dialect.connect(*args, **arguments)
         with contextlib.closing(connection.cursor()) as cursor:

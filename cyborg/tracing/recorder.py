@@ -223,7 +223,6 @@ def _make_processor(conf: cfg.ConfigOpts) -> SpanProcessor:
     exporter = OTLPSpanExporter(
         endpoint=options.otlp_endpoint,
         certificate_file=options.cafile,
-        headers={},
         timeout=options.timeout,
         compression=Compression.Gzip,
     )

@@ -268,6 +268,7 @@ class Collection:
         try:
             return list(rest.call("GET", self.path, params=params)[self.rows_key])
         except CommandError as exc:
+            # 400: the text cannot be a name, or the service does not know a parameter.
             if exc.status != 400:
                 raise
             return []

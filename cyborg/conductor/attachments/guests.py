@@ -378,18 +378,21 @@ class Guests:
         *,
         guest_expected: bool = False,
     ) -> bool:
-        """Enqueue a job; return False if no ARQ of the attachment owns a device."""
+        """Enqueue a job; return False if no ARQ of the attachment owns a device.
+
+        With ``guest_expected``, the job fails if the host does not have the guest.
+        """
         row = work.row
         uuid = str(uuid4())
         previous = row["guest_job"]
 
         def enqueue(tx: sa.Connection) -> bool:
-            devices = handles.of_attachment(tx, row["id"])
-            if not devices:
-                return False
             # In the transaction of the next job: an attachment never has two open jobs.
             if previous is not None and (old := jobs.get(tx, previous)) is not None:
                 jobs.end(tx, [old["id"]], JobState.FAILED, "replaced by a later job")
+            devices = handles.of_attachment(tx, row["id"])
+            if not devices:
+                return False  # ``guest_job`` then names no job
             jobs.enqueue(
                 tx,
                 kind=kind,

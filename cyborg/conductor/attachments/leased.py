@@ -142,7 +142,9 @@ class LeasedAttachment:
         After the last step of the attach, the attachment is attached. Raise LeaseLost.
         """
         following = core.next_step(self.step, self.mode, reboot=self.row["reboot"])
-        result: dict[str, Any] = {"step": following, "error": self.row["failure"], "attempts": 0}
+        # The error of a retry is over; an undo still shows its reason.
+        error = self.row["failure"]
+        result: dict[str, Any] = {"step": following, "error": error, "attempts": 0}
         if following is None:
             result["state"] = AttachmentState.ATTACHED
         return self.commit({**result, **values}, work)

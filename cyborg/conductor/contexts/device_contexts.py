@@ -315,7 +315,8 @@ class DeviceContexts:
         arqs.lock_of_contexts(tx, ids)
         # Checked again under the lock: a context may have just been bound or changed.
         contexts = store.lock_expired(tx, ids, now)
-        # Read again: a concurrent call may have replaced the ARQs.
+        # Read again: a concurrent call may have replaced the ARQs. Only new ones are locked here,
+        # after their context; a deadlock with their bind is retried.
         old = arqs.lock_of_contexts(tx, [context["id"] for context in contexts])
         self._delete_locked(tx, contexts, old, Event.CONTEXT_EXPIRED)
         return len(contexts), len(ids)

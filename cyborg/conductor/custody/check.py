@@ -58,8 +58,10 @@ class ChainChecker:
                 break
             device, start = row["device_uuid"], _find_start(row, keys)
             reached, fault = self._check_chain(row, start, records_left, keys, renew_lease)
+            # A fault is confirmed with all records of the chain.
+            last = reached.sequence if fault is None else row["sequence"]
             # At least 1: thousands of empty chains must not make an audit endless.
-            records_left -= max(1, reached.sequence - (start or read.base(row)).sequence)
+            records_left -= max(1, last - (start or read.base(row)).sequence)
             # Bind and release go on during the audit, so a fault counts only if a second look has
             # it.
             if fault is not None and (

@@ -161,8 +161,9 @@ class Hosts:
         row = store.upsert_heartbeat(tx, AGENT, host, beat.epoch, beat.times, beat.fields)
         stored = backend_store.replace(tx, host, states)
         stale = 0  # the number of providers to publish
-        # An agent has restarted: compare its providers with Placement. Only once, since each
-        # heartbeat before its first report would cost the same again.
+        # An agent has restarted: compare its providers with Placement, if there are any: a host
+        # without a digest has never reported. Only at the first heartbeat of an epoch, which alone
+        # has a previous one: each before the first report would cost the same again.
         if previous is not None and row["digest"] is not None:
             stale = providers.schedule_verification_of_hosts(tx, [host], now)
             if previous["versions"] != beat.fields["versions"]:

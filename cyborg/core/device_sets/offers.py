@@ -192,7 +192,11 @@ def _choose_family(
     owners: Mapping[str, SetFacts],
     shortage: Mapping[int, int],
 ) -> list[SetFacts]:
-    """Return the disjoint sets to offer, with those that are owned or being cleaned."""
+    """Return the disjoint sets to offer, with those that are owned or being cleaned.
+
+    ``available`` are the sets whose units are all free, that are owned, or that are offered while
+    their units are being cleaned. ``uses`` and ``owners`` are by unit.
+    """
     owned = {fact.id for fact in owners.values()}
     family = [fact for fact in available if fact.id in owned]
     taken = set(owners)
@@ -200,7 +204,7 @@ def _choose_family(
     for fact in available:
         if fact.id in owned:
             continue
-        # An available set with units in use is offered, and its units are being cleaned.
+        # Units in use of an available set that nobody owns are being cleaned.
         if not uses.keys().isdisjoint(fact.units):
             if taken.isdisjoint(fact.units):
                 family.append(fact)

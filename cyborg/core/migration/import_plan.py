@@ -172,7 +172,7 @@ def load_row(kind: type[R], values: Sequence[Any]) -> R | Drop:
     for name, expected, value in zip(names, types, values, strict=True):
         if not isinstance(value, expected):
             found = "NULL" if value is None else repr(abbreviate(value))
-            text = "a number" if expected is int else "a text"
+            text = "a text" if expected in (str, str | None) else "a number"
             return Drop(
                 kind.KIND, _name_row(kind, values), f"its {name} is {found}, expected {text}"
             )

@@ -273,7 +273,7 @@ def find(
         query = paging.paginate(connection, _ALL.where(*conditions), table, page, SORTABLE)
         return [_row(row) for row in connection.execute(query).mappings()]
     at_one_place = chosen.are_at_one_place()
-    # In the order of the accelerators.
+    # By the sort key, or in the order of the accelerators.
     if page.sort_key is not None or uuids is not None or not conditions:
         ids = _find_ids(connection, _FROM, conditions, page, table)
     # In the order of the ARQs of the project.
@@ -287,7 +287,7 @@ def find(
             page.total.count(connection, query, table.c.id)
         ids = list(_find_ids_by_deployable(connection, chosen, page))
     else:
-        # The index of the clean handles is of use for the whole cloud only.
+        # ``clean`` selects the index of clean handles, which is of use for the whole cloud only.
         ids = _find_ids(
             connection,
             _FROM,

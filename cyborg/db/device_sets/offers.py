@@ -89,10 +89,13 @@ def lock_groups(tx: sa.Connection, host: str) -> None:
     names = tx.scalars(groups).all()
     # Three statements: MariaDB would lock each set of the group to find the first one.
     firsts = sa.select(sa.func.min(d.id)).where(d.set_group.in_(names)).group_by(d.set_group)
-    if names and (ids := sorted(tx.scalars(firsts))):
-        locked = sa.select(d.id).where(d.id.in_(ids)).order_by(d.id)
+    while names and (ids := sorted(tx.scalars(firsts))):
+        query = sa.select(d.id).where(d.id.in_(ids)).order_by(d.id)
         # Not against claims, which refer to the rows: see ``lock_sets``.
-        tx.execute(locked.with_for_update(key_share=True)).all()
+        locked = tx.scalars(query.with_for_update(key_share=True)).all()
+        if len(locked) == len(ids):
+            return
+        # A first set was deleted meanwhile: other plans lock the next one.
 
 
 def lock_sets(tx: sa.Connection, host: str) -> list[SetRow]:

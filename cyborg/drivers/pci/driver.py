@@ -95,17 +95,17 @@ class PciDriver(Driver):
         self._access = access or HostAccess.of(self.sysfs_root)
         checks = self.parse_option("health", health.parse_checks)
         self._topology = topology.TopologyReader(self._sysfs)
-        self._readers = health.HealthReader(self._sysfs, checks, self._access.kernel_log)
-        self._managed = managed.read_options(self)
+        self._health_reader = health.HealthReader(self._sysfs, checks, self._access.kernel_log)
+        self._managed_options = managed.read_options(self)
         # Functions return the memory, because the agent sets it later.
         self._disks = DiskHistory(self._sysfs, lambda: self.memory)
-        self._uses = HostUses(self.sysfs_root, self._managed.in_use, lambda: self.memory)
+        self._uses = HostUses(self.sysfs_root, self._managed_options.in_use, lambda: self.memory)
         self._resetter = reset.Resetter(self, self._access.reset)
         self._layouts = Layouts(self._sysfs, self._offered_class, self._access.set_count)
         # Kernel drivers required by the rules at the last discovery, by device and function.
         self._kernel_drivers: dict[str, dict[str, frozenset[str]]] = {}
         self._remarks: tuple[str, ...] = ()
-        self._managers: Mapping[str, str] = {}  # programs that have GPUs open, by address
+        self._gpu_programs: Mapping[str, str] = {}  # programs that have GPUs open, by address
         # Functions in use by the host at the last discovery, with reasons.
         self._used: dict[str, str] = {}
         self._rules = self.parse_option(
@@ -158,7 +158,7 @@ class PciDriver(Driver):
 
         Return None if the PCI function is scheduled.
         """
-        obstacle = obstacles.find_obstacle(self._sysfs, function, self._managers)
+        obstacle = obstacles.find_obstacle(self._sysfs, function, self._gpu_programs)
         if obstacle is None and self._resetter.policy is reset.ResetPolicy.REQUIRED:
             accepted = self._uses.overridden.get(function.address)
             obstacle = kernel_reset.find_obstacle(self._sysfs, function, accepted)
@@ -199,7 +199,7 @@ class PciDriver(Driver):
             raise DriverFailed(f"{address} cannot be given to a server: {reason}")
 
     def _is_adopted(self, function: PciFunction) -> bool:
-        return self._managed.decision(function.address, function.physfn) is True
+        return self._managed_options.decision(function.address, function.physfn) is True
 
     def sanitise(self, item: WorkItem) -> None:
         """Reset the PCI function of a handle according to the option ``reset``."""
@@ -207,7 +207,7 @@ class PciDriver(Driver):
 
     def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
         """Return the health of the devices that are present."""
-        return self._readers.measure(
+        return self._health_reader.measure(
             {d.address: self._kernel_drivers.get(d.address, {}) for d in devices}
         )
 
@@ -247,7 +247,7 @@ class PciDriver(Driver):
         # Before ``_collect_offers`` adds reasons to ``used`` that only an adoption overrides: these
         # are no uses.
         host_used = frozenset(used)
-        self._managers = obstacles.find_managers(self._sysfs, functions.values())
+        self._gpu_programs = obstacles.find_managers(self._sysfs, functions.values())
         self._remarks = self._collect_remarks(functions, used)
         self._disks.read()
         cards = self._find_obstacles(self._collect_offers(functions), functions, host_used)
@@ -360,11 +360,11 @@ class PciDriver(Driver):
         decided = {
             f.address
             for f in offerable
-            if self.is_shared(f) or self._managed.decision(f.address, f.physfn) is not None
+            if self.is_shared(f) or self._managed_options.decision(f.address, f.physfn) is not None
         }
         remarks = offers.describe_rules(self.options["devices"], self._rules, offerable)
         remarks += offers.describe_parted_gpus(self._rules, offerable, decided)
-        for address in self._managed.adopted:
+        for address in self._managed_options.adopted:
             if (reason := self._unadoptable(address, functions, used)) is not None:
                 remarks.append(f"{address} cannot be adopted: {reason}")
         remarks += self._uses.describe_missing(functions)
@@ -375,7 +375,7 @@ class PciDriver(Driver):
         if not self.is_candidate(function):
             return None
         rule = self.select(function)
-        adopted = self._managed.decision(function.address, function.physfn)
+        adopted = self._managed_options.decision(function.address, function.physfn)
         if adopted is False or (adopted is None and rule is None):
             return None
         if rule is None:

@@ -89,7 +89,8 @@ class FabricManager:
         try:
             with self._locked():
                 record = self._record(self._list())
-                # ``_list`` has stored it, but it may not be durable: then the fabric is closed.
+                # ``_list`` has stored it. Again, to know whether it is durable: if not, this is the
+                # problem of the fabric. There is nothing to undo.
                 self._store_durably(record, previous=record)
         except DriverFailed as exc:
             problem = exc.message
@@ -124,7 +125,8 @@ class FabricManager:
                 return
             # Before the request: if the agent ends in between, the list after a restart of Fabric
             # Manager has the partition. One that is active needlessly is found, a missing one cut.
-            self._store_durably(record.with_active(number, True, addresses), record)
+            requested = record.with_active(number, is_active=True, functions=addresses)
+            self._store_durably(requested, record)
             try:
                 self._requests.activate(number, addresses)
             except RequestFailed as exc:
@@ -148,7 +150,8 @@ class FabricManager:
             is_active = any(p.id == number and p.is_active for p in partitions)
             is_own = number in self._record(partitions).own
             if is_active and not is_own:
-                # Such as after a refused activation: its guest would lose its links.
+                # Such as after an activation that failed because the partition was active already.
+                # The guest of the other program would lose its links.
                 raise DriverFailed(
                     f"partition {number} is not deactivated: another program activated it; stop "
                     f"the guest that uses it, and deactivate it with fmpm -d {number}"
@@ -161,7 +164,8 @@ class FabricManager:
             except RequestFailed as exc:
                 if exc.returned not in NOT_ACTIVE:  # another client was first
                     raise
-            self._store(self._record(partitions).with_active(number, False, ()))
+            # Need not be durable: a partition that is active needlessly is found.
+            self._store(self._record(partitions).with_active(number, is_active=False, functions=()))
         LOG.info("Fabric partition %d deactivated", number)
 
     def set_activated(self, ids: Sequence[int]) -> None:

@@ -201,7 +201,6 @@ class FaultHook(PecanHook):  # type: ignore[misc]
 
     def on_error(self, state: Any, e: Exception) -> webob.Response:
         """Return the response to a request whose controller or routing raised an exception."""
-        # Logged later by FaultMiddleware: within pecan's except block oslo.log would append the
-        # exception to the message.
+        # FaultMiddleware logs it, as the failures of all other layers.
         state.request.environ[FAILURE] = e
         return error_response(e, state.request.environ)

@@ -61,6 +61,12 @@ class DeviceColumns(TypedDict):
     retry_at: datetime | None
 
 
+class DeviceRow(StoredRow, DeviceColumns):
+    """All columns of a device."""
+
+    host: str
+
+
 def row_columns(
     kind: Any, *tables: sa.FromClause, **others: sa.ColumnElement[Any]
 ) -> list[sa.ColumnElement[Any]]:

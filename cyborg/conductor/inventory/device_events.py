@@ -25,6 +25,7 @@ from cyborg.db.custody import write as records
 from cyborg.db.devices import write as devices
 from cyborg.db.handles import write as attach_handles
 from cyborg.db.outbox import write as outbox
+from cyborg.db.rows import DeviceRow
 
 # ARQs listed in one log line.
 MAX_NAMED = 8
@@ -201,7 +202,7 @@ def _make_remark(device: Device, owners: Sequence[attach_handles.OwnerRow]) -> R
 
 
 def _make_removal_remark(
-    device: devices.DeviceRow, is_lost: bool, affected: Sequence[attach_handles.OwnerRow]
+    device: DeviceRow, is_lost: bool, affected: Sequence[attach_handles.OwnerRow]
 ) -> Remark:
     subject = f"device {device['address']}" if is_lost else f"a part of device {device['address']}"
     arqs = f" by ARQs {_join_owners(affected)}" if affected else ""

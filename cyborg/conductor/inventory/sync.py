@@ -25,8 +25,8 @@ from cyborg.db.deployables import write as deployables
 from cyborg.db.device_sets import write as device_sets
 from cyborg.db.devices import tombstones
 from cyborg.db.devices import write as devices
-from cyborg.db.devices.write import DeviceRow
 from cyborg.db.handles import write as attach_handles
+from cyborg.db.rows import DeviceRow
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ from cyborg.db.deployables import programming
 from cyborg.db.devices import write as devices
 from cyborg.db.jobs import write as jobs
 from cyborg.db.providers import write as publishing
+from cyborg.db.rows import DeviceRow
 from cyborg.db.services import write as services
 from cyborg.db.totals import write as self_heal
 
@@ -329,13 +330,13 @@ def _items(job: jobs.JobRow) -> list[WorkItem]:
     return [WorkItem.from_dict(item) for item in job["arguments"]["items"]]
 
 
-def _history(row: devices.DeviceRow) -> progress.WorkHistory:
+def _history(row: DeviceRow) -> progress.WorkHistory:
     failures = tuple(map(progress.Failure.from_dict, row["job_failures"] or ()))
     return progress.WorkHistory(failures, row["failed_prepares"], row["failing"])
 
 
 def _write_history(
-    tx: sa.Connection, row: devices.DeviceRow, new: progress.WorkHistory, retry_at: datetime | None
+    tx: sa.Connection, row: DeviceRow, new: progress.WorkHistory, retry_at: datetime | None
 ) -> None:
     failures = [failure.to_dict() for failure in new.failures] or None
     devices.write_history(

@@ -33,9 +33,9 @@ from cyborg.core.log import get_logger
 from cyborg.db.binding import write as arqs
 from cyborg.db.deployables import programming as store
 from cyborg.db.device_sets import write as device_sets
-from cyborg.db.devices.write import DeviceRow
 from cyborg.db.jobs import write as jobs
 from cyborg.db.providers import write as publishing
+from cyborg.db.rows import DeviceRow
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.threads.failures import RateLimitedLogger
 

@@ -13,8 +13,7 @@ import sqlalchemy as sa
 from cyborg.core.inventory.device_state import BootCheck
 from cyborg.core.jobs.job import JobKind, JobState
 from cyborg.db import bulk, joins
-from cyborg.db.devices.write import DeviceRow
-from cyborg.db.rows import fetch_all, fetch_first, row_columns
+from cyborg.db.rows import DeviceRow, fetch_all, fetch_first, row_columns
 from cyborg.db.schema import arqs, attach_handles, deployables, devices, jobs, services
 
 

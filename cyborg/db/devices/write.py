@@ -18,18 +18,12 @@ from cyborg.core.inventory.device import Device, DeviceType, Health, Layout, loa
 from cyborg.core.inventory.plan import Tombstone
 from cyborg.db import bulk, joins
 from cyborg.db.columns import Moment
-from cyborg.db.rows import DeviceColumns, StoredRow, fetch_all, fetch_first
+from cyborg.db.rows import DeviceRow, StoredRow, fetch_all, fetch_first
 from cyborg.db.schema import arqs, attach_handles, device_tombstones, devices
 from cyborg.db.schema import device_maintenances as windows
 
 ENABLED = "enabled"  # the status of a new device
 _OPENED: Mapping[str, Any] = {"failing": False, "retry_at": None}
-
-
-class DeviceRow(StoredRow, DeviceColumns):
-    """All columns of a device."""
-
-    host: str
 
 
 def of_host(tx: sa.Connection, host: str) -> list[DeviceRow]:

@@ -100,14 +100,13 @@ class RecordStore:
             body: Any = json.loads(text)
             return {str(number): Record(**fields) for number, fields in body.items()}
         except (ValueError, TypeError, AttributeError) as exc:
-            error = str(exc)
-        # Not in the block above: oslo.log would append the exception once more.
-        LOG.warning(
-            "Records of loaded images cannot be read, the images of the card count as unknown: %s",
-            error,
-            device=card,
-        )
-        return {}
+            LOG.warning(
+                "Records of loaded images cannot be read, the images of the card count as "
+                "unknown: %s",
+                exc,
+                device=card,
+            )
+            return {}
 
     def _write(self, card: str, records: Mapping[str, Record | None]) -> None:
         body = {number: asdict(record) for number, record in records.items() if record is not None}

@@ -51,35 +51,29 @@ class KernelLog:
             except BrokenPipeError:
                 continue  # the oldest records were overwritten; the next read skips them
             except OSError as exc:
-                failure = exc
-            else:
-                if not record:
-                    return
-                for line in record.decode(errors="replace").splitlines():
-                    head, _, text = line.partition(";")
-                    if _is_from_kernel(head):
-                        yield text
-                continue
-            # Not in the block above: oslo.log would append the exception once more.
-            self._warn_once(failure)
-            return
+                self._warn_once(exc)
+                return
+            if not record:
+                return
+            for line in record.decode(errors="replace").splitlines():
+                head, _, text = line.partition(";")
+                if _is_from_kernel(head):
+                    yield text
 
     def _open(self) -> int | None:
         """Open the log of the kernel at its first record; return None if it cannot be opened."""
         try:
             file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as exc:
-            failure = exc
-        else:
-            weakref.finalize(self, os.close, file)
-            try:
-                # The first record after the log was cleared.
-                os.lseek(file, 0, os.SEEK_DATA)
-            except OSError:
-                LOG.debug("Cannot seek in %s, reading it from its start", self._path)
-            return file
-        self._warn_once(failure)
-        return None
+            self._warn_once(exc)
+            return None
+        weakref.finalize(self, os.close, file)
+        try:
+            # The first record after the log was cleared.
+            os.lseek(file, 0, os.SEEK_DATA)
+        except OSError:
+            LOG.debug("Cannot seek in %s, reading it from its start", self._path)
+        return file
 
     def _warn_once(self, exc: OSError) -> None:
         if not self._warned:

@@ -447,12 +447,10 @@ class PciDriver(Driver):
                 traits=layout_traits | topology.traits(card, place),
             )
         except Invalid as exc:
-            error = exc.message
-        # Not in the block above: oslo.log would append the exception once more.
-        LOG.warning(
-            "Device omitted, because its data are invalid: %s",
-            error,
-            backend=self.backend,
-            device=card.address,
-        )
-        return None
+            LOG.warning(
+                "Device omitted, because its data are invalid: %s",
+                exc.message,
+                backend=self.backend,
+                device=card.address,
+            )
+            return None

@@ -35,7 +35,7 @@ from cyborg.db.orphans import write as orphans
 from cyborg.db.outbox import write as outbox
 from cyborg.db.profiles import write as device_profiles
 from cyborg.db.providers import write as providers
-from cyborg.db.rows import StoredRow
+from cyborg.db.rows import DeviceRow, StoredRow
 from cyborg.db.services import write as services
 from cyborg.tests.fixtures.databases.row_types import DEVICE, INSTANCE, assert_rows_fit, fill
 from cyborg.tests.unit.db.test_read_rows import FINDERS as READ_FINDERS
@@ -63,7 +63,7 @@ def _release(tx: sa.Connection) -> list[handle_claims.ReleasedHandleRow]:
     return handle_claims.release(tx, [1], NOW)
 
 
-def _find_lost(tx: sa.Connection) -> list[devices.DeviceRow]:
+def _find_lost(tx: sa.Connection) -> list[DeviceRow]:
     tx.execute(sa.update(schema.attach_handles).values(needs_cleaning=False, arq_id=None))
     tx.execute(sa.update(schema.devices).values(boot_check="lost", desired_layout="2"))
     return programming.find_lost(tx, 5)
@@ -104,7 +104,7 @@ def _daemons(tx: sa.Connection) -> list[Any]:
     ]
 
 
-def _devices(tx: sa.Connection) -> list[devices.DeviceRow]:
+def _devices(tx: sa.Connection) -> list[DeviceRow]:
     addresses = [_uuid(tx, schema.devices, "address")]
     return [
         *devices.of_host(tx, HOST),
@@ -158,7 +158,7 @@ FINDERS: Mapping[type, Callable[[sa.Connection], Any]] = {
     device_contexts.SuccessorWorkRow: lambda tx: [_find_successor(tx)],
     device_contexts.ArqStateRow: lambda tx: device_contexts.arq_states(tx, [1]),
     device_profiles.ProfileRow: lambda tx: device_profiles.by_name(tx, "fpga"),
-    devices.DeviceRow: _devices,
+    DeviceRow: _devices,
     devices.WindowRow: lambda tx: [devices.find_window(tx, DEVICE)],
     discoveries.TargetRow: lambda tx: discoveries.targets(tx, HOST, None),
     drivers.InstallationRow: lambda tx: list(drivers.installations(tx, "fake").values()),

@@ -39,6 +39,7 @@ PATHS_OF_EXAMPLES = {
 _TEST = re.compile(r"^[ \t]*def test_\w+\(", re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.static
 def test_file_rules_hold() -> None:
     """The script is also a step of tools/test, and the git hook runs it."""
@@ -58,6 +59,7 @@ def test_import_contracts() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.static
 def test_packages_have_no_mutual_imports() -> None:
     """No two packages import each other, even if the layers would allow it."""
@@ -73,6 +75,7 @@ def test_packages_have_no_mutual_imports() -> None:
     assert [pair for pair in sorted(pairs) if pair[::-1] in pairs] == []
 
 
+@pytest.mark.slow
 @pytest.mark.static
 def test_no_file_has_two_names_of_one_import() -> None:
     """With two aliases of a module, a reader takes its functions for those of two modules."""
@@ -168,6 +171,7 @@ def test_maps_have_each_folder() -> None:
         assert [name for name in names if f"``{package}/{name}``" not in page] == []
 
 
+@pytest.mark.slow
 @pytest.mark.static
 def test_docs_have_the_writers_of_each_table() -> None:
     """The table below the invariant "One writer" names the modules that change rows."""
@@ -211,6 +215,7 @@ def changed_tables(text: str) -> set[str]:
     return tables
 
 
+@pytest.mark.slow
 @pytest.mark.static
 def test_mocks_are_rare() -> None:
     tests = mocks = 0
@@ -228,6 +233,7 @@ def test_mocks_are_rare() -> None:
     assert mocks <= tests * MOCKS_PER_TEST
 
 
+@pytest.mark.slow
 @pytest.mark.static
 def test_files_do_not_contain_path_of_a_checkout() -> None:
     """The project works in any directory: no absolute path leads to a file of this tree.

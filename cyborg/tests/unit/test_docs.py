@@ -157,6 +157,7 @@ def test_docs_have_command(program: str) -> None:
         assert re.search(rf"^{title}\n=+$", text, re.MULTILINE), title
 
 
+@pytest.mark.slow
 def test_docs_of_client_commands_are_generated() -> None:
     assert ".. autoprogram-cliff:: cyborg.cli" in page("cli/cyborg")
     for name in entry_points("cyborg.cli"):
@@ -224,6 +225,7 @@ def test_docs_have_tox_environments() -> None:
         assert name == "venv" or f"``{name}``" in page("contributor/testing")
 
 
+@pytest.mark.slow
 def test_docs_have_environment_variables() -> None:
     sources = [*(ROOT / "cyborg").rglob("*.py"), *(ROOT / "tools").glob("[a-z]*")]
     variables = {
@@ -258,6 +260,7 @@ def test_docs_file_references_exist() -> None:
     )
 
 
+@pytest.mark.slow
 def test_docs_function_references_exist() -> None:
     """A page names a function of a file as ``cyborg/x.py:function`` or ``:Class.method``."""
     pattern = re.compile(r"``(cyborg/[\w/]+\.py):([\w.]+)``")

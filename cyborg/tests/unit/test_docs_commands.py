@@ -137,6 +137,7 @@ def parse_call(program: str, arguments: list[str]) -> None:
     (parse_configured_call if configured else parse_client_call)(program, arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", sorted({b.page for b in blocks() if b.kind == "not-run"}))
 def test_commands_that_no_test_runs_can_be_parsed(page: str) -> None:
     wrong = []
@@ -228,6 +229,7 @@ def test_wrong_call_is_found(call: str, capsys: pytest.CaptureFixture[str]) -> N
         parse_call(program, arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call",
     [

@@ -81,6 +81,7 @@ def test_facts_are_short_enough_to_be_reviewed() -> None:
     assert len({row.fact for row in ROWS}) == len(ROWS)
 
 
+@pytest.mark.slow
 def test_facts_name_each_module_that_relies_on_one() -> None:
     needed = {name for name, text in MODULES.items() if relies_on_facts(text)}
     assert len(needed) > 20

@@ -152,6 +152,7 @@ def python(code: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.slow
 @pytest.mark.static
 @pytest.mark.parametrize("extra", FILES)
 def test_extra_has_what_its_files_import(extra: str) -> None:
@@ -187,6 +188,7 @@ def test_agent_extra_has_no_server_library() -> None:
     assert closure("client") & (SERVER_LIBRARIES | {"oslo-messaging"}) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.static
 def test_closure_of_a_server_has_its_libraries() -> None:
     """Without this the test above could pass because it finds nothing."""

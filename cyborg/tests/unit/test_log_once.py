@@ -144,6 +144,7 @@ def found_in(tree: ast.Module, elsewhere: set[str]) -> set[int]:
     return lines
 
 
+@pytest.mark.slow
 @pytest.mark.static
 def test_messages_are_not_logged_within_except_blocks() -> None:
     trees = dict(sources())

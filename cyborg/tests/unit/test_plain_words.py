@@ -158,6 +158,7 @@ def constant_text(node: ast.AST) -> str | None:
     return text if " " in text.strip() else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LIMITS)
 def test_words_are_plain(kind: str) -> None:
     limit, least = LIMITS[kind]

@@ -46,6 +46,7 @@ def read_messages(path: Path) -> Iterator[str]:
             yield re.sub(r"%[-+0-9.]*[sdgfr]", ELLIPSIS, node.value)
 
 
+@pytest.mark.slow
 def test_symptoms_are_messages_of_the_code() -> None:
     sources = [path for path in PACKAGE.rglob("*.py") if "tests" not in path.parts]
     text = "\n".join(" ".join(m.split()) for path in sources for m in read_messages(path))

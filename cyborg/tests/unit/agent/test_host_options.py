@@ -52,6 +52,7 @@ def test_host_only_option_in_saved_state_fails_at_start(
     )
 
 
+@pytest.mark.slow
 def test_host_only_option_in_config_file_survives_changes(
     start_host: StartHost, conductor: ConductorDouble, tmp_path: Path
 ) -> None:

@@ -197,6 +197,7 @@ def test_start_other_sysfs_root_does_not_watch_uevents(
     assert "Watching uevents" not in caplog.text
 
 
+@pytest.mark.slow
 def test_start_replay_replays_recorded_uevents(memory_bus: Bus, tmp_path: Path) -> None:
     drive = "0000:5e:00.0"
     event = Uevent(0.0, "remove", "pci", f"/devices/pci0000:5d/0000:5d:01.0/{drive}")

@@ -135,6 +135,7 @@ def test_token_without_role_is_forbidden(keystone_api: ApiEnv, fake_keystone: Fa
     assert keystone_api.call("GET", LIST, headers=headers).status_int == 403
 
 
+@pytest.mark.slow
 def test_member_sees_arqs_of_own_project_only(
     keystone_api: ApiEnv, fake_keystone: FakeKeystone
 ) -> None:

@@ -169,6 +169,7 @@ def test_body_null_is_400(env: ApiEnv, method: str, route: str) -> None:
     assert call(env, method, route, b"null").status_int == 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "route"), valid_bodies())
 def test_body_of_malformed_bytes_is_client_error(env: ApiEnv, method: str, route: str) -> None:
     for body in MALFORMED_BODIES:

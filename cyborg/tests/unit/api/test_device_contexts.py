@@ -187,6 +187,7 @@ def cloud(sqlite_engine: sa.Engine, fake_keystone: FakeKeystone) -> Cloud:
     return Cloud(ApiEnv(keystone_conf(**fake_keystone.options()), sqlite_engine), fake_keystone)
 
 
+@pytest.mark.slow
 def test_context_of_another_project_does_not_exist(cloud: Cloud) -> None:
     context = cloud.call("member@a", "POST", PATH, BODY).json
     assert context["project_id"] == "a"

@@ -50,6 +50,7 @@ def test_command_with_spaces_is_found(
         assert f"usage: cyborg {dashed}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["bash"], ["zsh"], ["fish"]])
 def test_complete_lists_the_commands(
     arguments: list[str], capsys: pytest.CaptureFixture[str]

@@ -42,6 +42,7 @@ def check(config: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[s
     return code, {row["check"]: row for row in answer["checks"]}
 
 
+@pytest.mark.slow
 def test_check_empty_database_is_failure(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, rows = check(config, capsys)
     assert code == 2
@@ -325,6 +326,7 @@ def test_check_reads_the_files_that_the_services_read(
     assert "hidden" not in row["details"]
 
 
+@pytest.mark.slow
 def test_check_names_renamed_and_unknown_options(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

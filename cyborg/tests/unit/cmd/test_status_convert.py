@@ -65,6 +65,7 @@ def assert_services_accept(file: Path, sysfs: Path) -> None:
             factory.load_drivers(conf, sysfs)
 
 
+@pytest.mark.slow
 def test_services_accept_the_new_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = convert(OLD, tmp_path)
     stderr = capsys.readouterr().err
@@ -85,6 +86,7 @@ def test_services_accept_the_new_file(tmp_path: Path, capsys: pytest.CaptureFixt
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", sample(RELEASES, "12", "17"))
 def test_each_option_of_a_release_has_one_outcome_that_services_accept(
     release: str, tmp_path: Path
@@ -110,6 +112,7 @@ def test_each_option_of_a_release_has_one_outcome_that_services_accept(
     assert_services_accept(convert(former_configs.render(former), tmp_path), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sample(FIELD, "agent", "drivers", "install-guide"))
 def test_configurations_of_the_field_are_accepted(name: str, tmp_path: Path) -> None:
     folders = {"LOGS": str(tmp_path), "STATE": str(tmp_path)}
@@ -124,6 +127,7 @@ def test_configurations_of_the_field_are_accepted(name: str, tmp_path: Path) -> 
         assert_services_accept(new, tmp_path)
 
 
+@pytest.mark.slow
 def test_files_are_read_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = tmp_path / "00.conf", tmp_path / "01.conf"
     first.write_text("[agent]\nenabled_drivers = fake_driver\n")
@@ -138,6 +142,7 @@ def test_files_are_read_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "3 converted, 0 replaced" in written.err
 
 
+@pytest.mark.slow
 def test_existing_file_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = tmp_path / "old.conf"
     old.write_text(OLD)

@@ -133,6 +133,7 @@ def log_calls() -> Iterator[tuple[str, ast.Call]]:
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", node
 
 
+@pytest.mark.slow
 @pytest.mark.static
 def test_all_fields_of_the_package_are_known() -> None:
     allowed = {*FIELDS, "exc_info", "extra", "context", None}  # None is **fields

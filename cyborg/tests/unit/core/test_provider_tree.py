@@ -4,6 +4,7 @@
 import uuid
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -151,6 +152,7 @@ def single_provider(deployable: DeployableState) -> Provider:
     return build_providers(ROOT, [deployable])[deployable.uuid]
 
 
+@pytest.mark.slow
 @given(host_deployables().filter(bool), host_deployables().filter(bool))
 def test_describe_drift_matches_plan_calls(
     left_deployables: list[DeployableState], right_deployables: list[DeployableState]

@@ -204,6 +204,7 @@ def test_sample_that_confirms_the_estimate_renews_it(monotonic: Monotonic) -> No
     assert clock.earliest_at(monotonic.seconds) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.static
 def test_no_service_module_reads_the_clock_of_its_host() -> None:
     """Check that services compare only the database's time; monotonic clocks measure durations."""

@@ -34,6 +34,7 @@ def describe(driver: str, device: Device) -> dict[str, Any]:
     return row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_machine_offers_what_its_operator_expects(name: str, tmp_path: Path) -> None:
     facts = machine.load_machine(name)

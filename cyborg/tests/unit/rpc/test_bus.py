@@ -181,6 +181,7 @@ def test_missing_and_unknown_arguments_are_refused(
     assert recorder.calls == []
 
 
+@pytest.mark.slow
 def test_method_outside_the_contract_cannot_be_called(bus: Bus, recorder: Recorder) -> None:
     contract = Contract("conductor", "1.0", {"secret": Method(())})
     with pytest.raises(Unavailable, match="NoSuchMethod"):
@@ -193,6 +194,7 @@ def test_newer_major_version_is_refused(bus: Bus, recorder: Recorder) -> None:
         Client(newer, bus.transport, bus.conf).call("arq_create", device_profile_name="p")
 
 
+@pytest.mark.slow
 def test_call_without_an_answer_times_out(bus: Bus, recorder: Recorder) -> None:
     recorder.proceed = threading.Event()
     bus.conf.set_override("timeout", 0.2, group="rpc")

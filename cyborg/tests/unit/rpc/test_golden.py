@@ -164,6 +164,7 @@ def test_server_accepts_the_golden_message(
     assert received.get(timeout=120) == (method, dict(EXAMPLES[contract][method][0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("contract", "method"), NAMES)
 def test_client_accepts_the_golden_answer(
     recorded_bus: RecordedBus, contract: str, method: str

@@ -60,6 +60,7 @@ def test_connection_that_opens_after_the_end_is_closed(monkeypatch: pytest.Monke
     assert closed == [True]
 
 
+@pytest.mark.slow
 def test_call_without_a_server_is_unavailable() -> None:
     with open_bus(MEMORY, rpc={"timeout": 0.2}) as bus, pytest.raises(Unavailable):
         bus.conductor().device_set_status("u", "enabled")

@@ -77,6 +77,7 @@ def test_application_concurrent_first_requests_open_once() -> None:
     assert opened == [os.getpid()]
 
 
+@pytest.mark.slow
 def test_application_retries_after_failed_open() -> None:
     attempts: list[int] = []
 

@@ -147,6 +147,7 @@ def test_scan_repaired_driver_is_loaded(install: Install) -> None:
     catalogue.check_code("made")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("upgrade", "error"),
     [

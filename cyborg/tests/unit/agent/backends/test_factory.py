@@ -152,6 +152,7 @@ def test_load_drivers_ability_without_methods_raises_misconfigured(
         factory.load_drivers(conf, tmp_path)
 
 
+@pytest.mark.slow
 def test_load_drivers_memory_of_a_driver_survives_a_restart(tmp_path: Path) -> None:
     text = f"[DEFAULT]\nhost = a\nstate_path = {tmp_path}\n[agent]\nenabled_backends = x, y\n"
     text += "[x]\ndriver = fake\n[y]\ndriver = fake\naddress = 0001:00:00.0"

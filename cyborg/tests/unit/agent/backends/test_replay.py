@@ -24,6 +24,7 @@ def test_agent_without_replay_manages_its_machine() -> None:
     assert open_replay(make_conf()) is None
 
 
+@pytest.mark.slow
 def test_replayed_backends_show_the_devices_of_the_capture() -> None:
     conf = make_conf(agent={"replay": FILE, "enabled_drivers": ["nvme", "crypto"]})
     host = open_replay(conf)

@@ -33,6 +33,7 @@ def cards(host: ReconcilerHost, name: str) -> int:
     return len(backend.snapshot.devices)
 
 
+@pytest.mark.slow
 def test_reconcile_adds_changes_and_removes_backend(
     start_host: StartHost, conductor: ConductorDouble
 ) -> None:
@@ -179,6 +180,7 @@ def test_start_uses_state_file_without_conductor(
     assert host.reconcile_to(conductor.generation) == {"f1": None, "f5": None}, "told in each life"
 
 
+@pytest.mark.slow
 def test_restart_before_outcome_reported_reports_again(
     start_host: StartHost, conductor: ConductorDouble
 ) -> None:
@@ -229,6 +231,7 @@ def test_start_malformed_state_file_is_quarantined(
     assert host.names() == ["f1"]
 
 
+@pytest.mark.slow
 def test_reconcile_state_file_unwritable_applies_change(
     start_host: StartHost,
     conductor: ConductorDouble,
@@ -285,6 +288,7 @@ def test_request_from_many_threads_reaches_latest_generation(
     assert host.names() == ["f1"]
 
 
+@pytest.mark.slow
 def test_acknowledge_rejected_reports_again(
     start_host: StartHost, conductor: ConductorDouble
 ) -> None:
@@ -311,6 +315,7 @@ def test_request_repeat_reports_again(start_host: StartHost, conductor: Conducto
     assert host.registry[0] is running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["agent", "oslo_x", "sock"])
 def test_reconcile_reserved_name_fails(
     start_host: StartHost, conductor: ConductorDouble, name: str
@@ -341,6 +346,7 @@ def test_reconcile_malformed_answer_changes_nothing(
     )
 
 
+@pytest.mark.slow
 def test_stop_during_hanging_setup_ends(
     start_host: StartHost, conductor: ConductorDouble, tmp_path: Path
 ) -> None:

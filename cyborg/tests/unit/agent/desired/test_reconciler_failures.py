@@ -149,6 +149,7 @@ def test_reconcile_older_generation_after_database_restore_is_applied(
     assert host.driver("f1").options["num_devices"] == 4
 
 
+@pytest.mark.slow
 def test_reconcile_watcher_fails_keeps_change(
     start_host: StartHost, conductor: ConductorDouble, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -34,6 +34,7 @@ def hypervisor() -> FakeHypervisor:
     return hypervisor
 
 
+@pytest.mark.slow
 def test_plug_refuses_a_device_that_the_host_has_begun_to_use(
     hypervisor: FakeHypervisor, tmp_path: Path
 ) -> None:

@@ -241,6 +241,7 @@ def test_open_reports_the_status_of_glance(
     assert files(spool) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "requests"), [(401, 1), (403, 1), (404, 1), (503, 3)])
 def test_open_repeats_only_what_may_succeed(
     status: int, requests: int, glance: FakeGlance, make: Make

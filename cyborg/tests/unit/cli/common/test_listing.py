@@ -71,6 +71,7 @@ def test_terminal_width_uses_columns_variable(monkeypatch: pytest.MonkeyPatch) -
     assert tables.terminal_width(io.StringIO()) == 100
 
 
+@pytest.mark.slow
 def test_tables_of_one_object_show_whole_cells(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -117,6 +117,7 @@ def test_create_with_invalid_arguments_raises_invalid(
     assert rows.read(sqlite_engine, schema.attributes) == []
 
 
+@pytest.mark.slow
 def test_report_keeps_attributes_of_operators(engine: sa.Engine) -> None:
     hosts, host = make_hosts(engine), Host()
     host.send(hosts, card())

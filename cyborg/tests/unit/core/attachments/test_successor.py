@@ -16,6 +16,7 @@ from cyborg.core.inventory.device_state import DeviceFacts
 GROUPS = st.lists(st.integers(0, 4), min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @given(GROUPS, st.randoms())
 def test_pair_units_pairs_each_unit_with_one_of_its_group(groups: list[int], order: object) -> None:
     old = [OwnedUnit(n, group, "old") for n, group in enumerate(groups)]

@@ -72,6 +72,7 @@ def test_disjoint_accepts_more_large_servers_than_other_policies(policy: str) ->
     assert own.fragmentation(8, hours) < other.fragmentation(8, hours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_simulation_with_equal_options_has_equal_results(policy: str) -> None:
     options = replace(SMALL, hosts=10, duration=2 * HOUR, warm_up=HOUR)

@@ -33,6 +33,7 @@ HOSTS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(HOSTS)
 def test_round_trip(host: DesiredHostState) -> None:
     assert desired_state.load_host(host.to_dict() | {"unknown": 1}) == host

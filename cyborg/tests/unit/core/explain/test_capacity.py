@@ -266,6 +266,7 @@ def test_hard_packing_ends_and_says_that_it_is_not_exact() -> None:
     assert found.servers * 56 <= sum(30 + 7 * n for n in range(30))
 
 
+@pytest.mark.slow
 def test_equal_hosts_are_computed_once() -> None:
     demands = [GroupDemand(0, {"VGPU": 2}), GroupDemand(1, {"VGPU": 3})]
     states = [provider(n, 16, host=f"h{n // 8:04}") for n in range(8000)]

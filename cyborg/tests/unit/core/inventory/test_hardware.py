@@ -72,6 +72,7 @@ def test_dump_device_is_json(host: tuple[Device, ...]) -> None:
     assert json.loads(json.dumps(body)) == body
 
 
+@pytest.mark.slow
 @given(strategies.hosts())
 def test_hardware_round_trip(host: tuple[Device, ...]) -> None:
     states = [

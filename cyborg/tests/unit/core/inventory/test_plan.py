@@ -59,6 +59,7 @@ def test_plan_equal_inventories_gives_no_steps(host: Host) -> None:
     assert plan(host, stored(host), ()) == ()
 
 
+@pytest.mark.slow
 @given(strategies.hosts(), strategies.hosts())
 def test_apply_unbound_host_equals_report(before: Host, after: Host) -> None:
     steps = plan(after, stored(before), ())
@@ -66,6 +67,7 @@ def test_apply_unbound_host_equals_report(before: Host, after: Host) -> None:
     assert not any(isinstance(step, Drain) for step in steps)
 
 
+@pytest.mark.slow
 @given(changes())
 def test_plan_never_removes_bound_records(case: tuple[Host, Host, frozenset[HandleKey]]) -> None:
     before, after, bound = case
@@ -78,6 +80,7 @@ def test_plan_never_removes_bound_records(case: tuple[Host, Host, frozenset[Hand
         assert result[key].draining == (key not in flatten(after))
 
 
+@pytest.mark.slow
 @given(changes())
 def test_apply_contains_reported_records(
     case: tuple[Host, Host, frozenset[HandleKey]],
@@ -87,6 +90,7 @@ def test_apply_contains_reported_records(
     assert {k: v for k, v in result.items() if not v.draining} == stored(after)
 
 
+@pytest.mark.slow
 @given(changes())
 def test_plan_second_run_is_empty(case: tuple[Host, Host, frozenset[HandleKey]]) -> None:
     before, after, bound = case
@@ -103,6 +107,7 @@ def test_plan_released_draining_record_is_removed(
     assert apply(draining, plan(after, draining, ())) == stored(after)
 
 
+@pytest.mark.slow
 @given(changes())
 def test_plan_returned_draining_record_is_restored(
     case: tuple[Host, Host, frozenset[HandleKey]],
@@ -116,6 +121,7 @@ def test_plan_returned_draining_record_is_restored(
     } == {key: stored(before)[key] for key in bound}
 
 
+@pytest.mark.slow
 @given(changes())
 def test_plan_steps_are_in_valid_order(case: tuple[Host, Host, frozenset[HandleKey]]) -> None:
     """A parent is added before its children and removed after them."""

@@ -182,6 +182,7 @@ def test_digest_ignores_order(host: tuple[Device, ...], order: Any) -> None:
     assert digest(host, backends) == digest(other, shuffled(backends))
 
 
+@pytest.mark.slow
 @given(strategies.hosts(), strategies.hosts())
 def test_digest_differs_by_host(left: tuple[Device, ...], right: tuple[Device, ...]) -> None:
     same = flatten(left) == flatten(right)

@@ -122,6 +122,7 @@ def test_discover_card_that_was_not_read_since_a_restart_keeps_its_limit(
         assert offered(driver) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [None, 3])
 def test_discover_card_that_was_never_read_offers_what_servers_have(
     kernel: SimulatedKernel, limit: int | None

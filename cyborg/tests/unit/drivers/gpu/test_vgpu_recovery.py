@@ -108,6 +108,7 @@ def is_killed(driver: GpuDriver, layout: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [PAIR, SMALLS])
 @pytest.mark.parametrize("boot", [False, True])
 def test_change_that_is_killed_at_any_effect_ends_when_it_is_applied_again(
@@ -138,6 +139,7 @@ def test_change_that_is_killed_at_any_effect_ends_when_it_is_applied_again(
     assert (left > 0) == changes, "the agent was killed while vGPUs were tried"
 
 
+@pytest.mark.slow
 def test_change_that_did_not_end_keeps_the_vgpu_of_another_program(
     host: SimulatedVgpuHost,
 ) -> None:
@@ -342,6 +344,7 @@ def test_change_of_a_card_excludes_other_jobs_of_the_card_only(
     assert host.current(VFS[1]) == LARGE.name
 
 
+@pytest.mark.slow
 def test_jobs_of_a_card_wait_for_a_discovery_that_reads_it(
     host: SimulatedVgpuHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

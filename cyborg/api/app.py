@@ -72,6 +72,7 @@ class Api:
         # Outside of authentication: the documents are public, and headers are checked before
         # keystone is called.
         app = middleware.EntryMiddleware(app, conf, self.health, documents)
+        # The paths that no route of the table has, for the log and the metrics.
         paths = {middleware.HEALTHCHECK, *documents}
         if conf.api.console:
             app = site = ConsoleSite(app, conf)
@@ -89,7 +90,8 @@ class Api:
         # Outside of the proxy layer and of errors: it counts every request, with its last status.
         app = middleware.AccessLog(app, find_route, recorder)
         if conf.tracing.enabled:
-            app = TracingMiddleware(app, find_route, {middleware.HEALTHCHECK})
+            ignored_paths = {middleware.HEALTHCHECK}
+            app = TracingMiddleware(app, find_route, ignored_paths)
         # The outermost: all lines of the log have the request id.
         self._app = request_id.RequestId(app, conf)
 

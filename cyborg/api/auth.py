@@ -94,12 +94,15 @@ def read_caller(
 ) -> Caller:
     """Return the caller of a request, from the headers that authentication has set.
 
+    A caller whose service token has one of ``service_roles`` is a service.
+
     Side effect: the oslo context of the thread is set, and appears in RPC calls and log lines.
     """
     ctx = context.RequestContext.from_environ(environ)
     # Names of roles are compared without case, as oslo.policy does.
     token_roles = {role.lower() for role in ctx.service_roles}
     is_service = not token_roles.isdisjoint(role.lower() for role in service_roles)
+    # Only LoopbackAuth sets the key. With keystone, service roles come from a service token.
     has_service_token = is_service and environ.get(NAMED_AS_SERVICE, True)
     return Caller(ctx, is_service, enforcer, has_service_token)
 
@@ -128,7 +131,10 @@ def add_authentication(app: App, conf: cfg.ConfigOpts, enforcer: policy.Enforcer
 
 
 def check_config(conf: cfg.ConfigOpts) -> None:
-    """Raise Misconfigured if keystone authentication is selected and its section is unusable."""
+    """Raise Misconfigured if keystone authentication is selected and its section is unusable.
+
+    Side effect: the options of keystonemiddleware are registered, and its calls get a timeout.
+    """
     if conf.auth_strategy != "keystone":
         return
     from keystoneauth1 import discover
@@ -172,11 +178,13 @@ class _KeystoneErrors:
         self._app = app
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """Serve one request. Raise the error that stands for a rejection by the middleware."""
+        # The status line and the headers of the rejection.
         rejection: tuple[str, Mapping[str, str]] | None = None
 
         def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
             nonlocal rejection
-            # The token is valid: the response is one of the layers below.
+            # The caller is known, so the token is valid: the response is one of the layers below.
             if ENVIRON in environ:
                 return start_response(status, headers, *more)
             rejection = status, dict(headers)
@@ -189,6 +197,7 @@ class _KeystoneErrors:
             # An error of the layers below is no failure of keystone.
             raise
         except Exception as exc:
+            # A defect of a layer below, after the token was accepted.
             if ENVIRON in environ:
                 raise
             raise Unavailable(
@@ -234,6 +243,7 @@ class LoopbackAuth:
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         """Serve one request. Raise Forbidden if the peer is not on this machine."""
+        # PEER is the address of the connection; a proxy header may have replaced REMOTE_ADDR.
         if not is_local(environ.get(PEER, environ.get("REMOTE_ADDR"))):
             raise Forbidden(
                 "auth_strategy = noauth accepts connections from loopback or a unix socket only: "

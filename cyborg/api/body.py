@@ -60,7 +60,11 @@ def too_large(limit: int) -> http_exc.HTTPException:
 
 
 def _read(stream: Any, length: str | None, limit: int, expired: Callable[[], bool]) -> bytes:
-    """Return ``length`` bytes, or all bytes up to the end of the chunks if there is no length."""
+    """Return ``length`` bytes, or all bytes up to the end of the chunks if there is no length.
+
+    ``limit`` is for chunks only: Content-Length has been compared with it before. ``expired``
+    returns whether the deadline has passed. Raise HTTPException or Invalid.
+    """
     # One byte more than the limit shows that a chunked body is too long.
     missing = int(length) if length else limit + 1
     chunks: list[bytes] = []

@@ -226,15 +226,12 @@ class Resource:
         Versions before HOST_CHECK_SINCE answer an empty list, and so do all versions to callers who
         do not see the hosts.
         """
+        if host is None or request.version < HOST_CHECK_SINCE or not request.caller.is_elevated:
+            return
         # All lists of the document: the key of the rows is not passed to this method. The groups of
         # an explanation are those of the profile, even if the host is unknown.
         lists = (rows for key, rows in document.items() if key != "groups")
-        if (
-            host is None
-            or request.version < HOST_CHECK_SINCE
-            or not request.caller.is_elevated
-            or any(isinstance(rows, list) and rows for rows in lists)
-        ):
+        if any(isinstance(rows, list) and rows for rows in lists):
             return
         with self.context.reader.connect() as connection:
             # One row; the names of all hosts are read for the error only.

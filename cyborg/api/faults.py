@@ -123,6 +123,7 @@ def log_failure(error: Exception, environ: Mapping[str, Any]) -> None:
     message = client_message(error, status, environ.get("openstack.request_id", "-"))
     request = f"{environ['REQUEST_METHOD']} {environ.get('PATH_INFO', '')!r}"
     fields = _path_fields(environ.get("PATH_INFO", ""))
+    # A component of the cloud is down or slow: that is no defect, and needs no traceback.
     if status in _UNAVAILABLE_MESSAGES:
         LOG.warning("%s: %s", request, error, **fields)
     elif isinstance(error, errors.CyborgError) and status >= 500:

@@ -84,6 +84,7 @@ class Health:
             if not self._checking:
                 self._checking = True
                 return True
+            # From the start of the last check: no part of its result is older.
             if self._clock() - self._started > STALE_SECONDS:
                 # Without any result the answer would be unhealthy, right after each start.
                 first = self._ended == float("-inf")

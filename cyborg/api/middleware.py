@@ -67,7 +67,8 @@ class AccessLog:
             return self.app(environ, start)
         finally:
             seconds = self.clock() - started
-            # Not each method of each route: anybody could add series, also without a token.
+            # Only known methods and routes: a client could add series to the metrics by any others,
+            # also without a token.
             served_method, route = self.find_route(method, path)
             self.recorder.count(API_REQUESTS, served_method, route, str(status))
             self.recorder.observe(API_SECONDS, seconds, served_method, route)
@@ -106,6 +107,7 @@ class HostCheck:
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         """Serve one request. Raise Forbidden if Host or Origin has another name."""
+        # HOST is the header as it arrived; a proxy header may have replaced HTTP_HOST.
         host = environ.get(HOST, environ.get("HTTP_HOST"))
         # A browser always sends Host.
         if host is not None and not self._is_allowed(host):

@@ -126,6 +126,7 @@ def operation(
             query=query,
             paged=paged,
             raises=raises,
+            # ``fields`` may have another type of the body.
             **{"body": method.__annotations__.get("body"), **fields},
         )
 
@@ -175,7 +176,10 @@ def _parameters(
     version: versions.Version,
     max_limit: int,
 ) -> dict[str, Any]:
-    """Return the values of path and query, and the page, by name. Raise Invalid."""
+    """Return the values of path and query, and the page, by name. Raise Invalid.
+
+    A query parameter is None if it is not given, or if the version does not have it.
+    """
     values = {
         name: types.load(datatype, segment, name)
         for (name, datatype), segment in zip(spec.path.items(), segments, strict=True)
@@ -314,8 +318,9 @@ class Collection:
     ) -> Any:
         """Return the operation that lists the collection; ``query`` has the types of the filters.
 
-        Filters are passed to ``read`` as parameters of the same name, or of the name in
-        ``columns``. ``query_since`` has the versions of newer filters.
+        Filters are passed to ``read``, by default the function ``find`` of the module ``read``, as
+        parameters of the same name, or of the name in ``columns``. ``query_since`` has the versions
+        of newer filters.
         """
 
         # The name is the end of the operation id in the OpenAPI document.

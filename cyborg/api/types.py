@@ -63,12 +63,13 @@ class _ObjectType(wtypes.BaseMeta):  # type: ignore[misc]
         hints = get_type_hints(row) if row is not None else {}
         # Only some queries, such as those of the conductor, read the optional keys of a row.
         omitted = {*without, *getattr(row, "__optional_keys__", ())} - body.keys()
+        # Of the row; a field in the body replaces it.
         derived = {
             field: body.get(field) or _field(field, hints[field], names.get(field))
             for field in only or [field for field in hints if field not in omitted]
         }
-        own = {key: value for key, value in body.items() if isinstance(value, wtypes.wsattr)}
-        fields = {**derived, **own, **{field: required(int) for field in counts}}
+        declared = {key: value for key, value in body.items() if isinstance(value, wtypes.wsattr)}
+        fields = {**derived, **declared, **{field: required(int) for field in counts}}
         if links:
             fields["links"] = required([Link])
         inherited = getattr(bases[0], "_wsme_attr_order", ()) if bases else ()
@@ -76,6 +77,8 @@ class _ObjectType(wtypes.BaseMeta):  # type: ignore[misc]
         # second for this API.
         order = tuple(dict.fromkeys([*fields, *inherited]))
         cls = super().__new__(mcs, name, bases, {**body, **fields, "_wsme_attr_order": order})
+        # For ``_datatype``: the type of a field that has such a row. A row may have several types
+        # with ``only``, which are never that of a field.
         if row is not None and only is None:
             _TYPES[row] = cls
         return cls
@@ -111,7 +114,10 @@ def _names_uuid(*names: str | None) -> bool:
 
 
 def _datatype(name: str, hint: Any) -> Any:
-    """Return the WSME type of the values of a field. Raise TypeError if it must be declared."""
+    """Return the WSME type of the values of a field, from their type in the row.
+
+    ``name`` is for the error only. Raise TypeError if the class has to declare the field.
+    """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         return Enum(*arguments)
@@ -123,6 +129,7 @@ def _datatype(name: str, hint: Any) -> Any:
     # Of a tuple, whose arguments are such as (str, ...), the first one is the type of the items.
     if origin in (list, tuple, frozenset, abc.Sequence):
         return [_datatype("", arguments[0])]
+    # A row type stands for its JSON object.
     datatype = _TYPES.get(hint, hint)
     if datatype not in (str, int, bool, datetime) and not wtypes.iscomplex(datatype):
         raise TypeError(f"{name}: declare the field: a row type does not define {hint} in JSON")

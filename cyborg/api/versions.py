@@ -81,7 +81,11 @@ def requested_version(environ: Mapping[str, Any]) -> Version:
         _BARE_VERSION_LOG.warn(
             "%s: %r lacks the service type, taken as '%s %s'; the next such header within %g s is "
             "not logged",
-            *(_HEADER, header[:60], SERVICE_TYPE, version, LOG_INTERVAL),
+            _HEADER,
+            header[:60],
+            SERVICE_TYPE,
+            version,
+            LOG_INTERVAL,
         )
     return version.major, version.minor
 

@@ -115,6 +115,10 @@ class SignIn:
         return json_response(document, 201, cache_control="no-store")(environ, start_response)
 
     def _authenticate(self, url: str, credentials: Mapping[str, str]) -> dict[str, Any]:
+        """Return the document with a token of keystone and its expiry.
+
+        Raise HTTPUnauthorized if keystone rejects the credentials, Unavailable if it fails.
+        """
         options = self._conf.keystone_authtoken
         plugin = v3.Password(
             url,
@@ -185,7 +189,10 @@ def keystone_url(conf: cfg.ConfigOpts) -> str:
 
 
 def _parse(text: bytes) -> dict[str, str]:
-    """Return the fields of a request. Raise Invalid."""
+    """Return all FIELDS of a request, with their defaults. Raise Invalid.
+
+    ``check_text`` rejects the None of a mandatory field that is missing.
+    """
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):

@@ -57,11 +57,14 @@ def client_key(address: str | None) -> str | None:
     try:
         parsed = ipaddress.ip_address(last)
     except ValueError:
+        # A proxy may forward any text.
         return last
-    # A client has a whole network of IPv6 addresses.
-    if parsed.version == 6 and parsed.ipv4_mapped is None:
+    # A socket of both families shows a client of IPv4 with a mapped address.
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    # A client can use each address of its IPv6 network: the network is the key.
+    if parsed.version == 6 and mapped is None:
         return str(ipaddress.ip_network((parsed, _IPV6_PREFIX), strict=False))
-    return str(getattr(parsed, "ipv4_mapped", None) or parsed)
+    return str(mapped or parsed)
 
 
 class Failures:
@@ -150,8 +153,8 @@ class Throttle:
         Raise HTTPTooManyRequests.
         """
         with self._lock:
-            # An address that has signed in is exempt: otherwise anybody could lock a user out by
-            # wrong passwords.
+            # An address at which the user has signed in is exempt: otherwise anybody could lock a
+            # user out by wrong passwords. That of a proxy (None) is never exempt.
             if client is None or (user, client) not in self._signed_in:
                 _check_wait(self._failures.seconds_to_wait(user), "of this user")
         with _slot(self._calls, QUEUE_TIMEOUT):

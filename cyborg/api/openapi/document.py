@@ -81,7 +81,7 @@ class OpenApiDocument:
                 "version": versions.LATEST,
                 "description": _DESCRIPTION,
             },
-            "servers": [],
+            "servers": [],  # those of the request, see ``document``
             "security": [{"token": []}],
             "paths": paths,
             "components": {
@@ -150,6 +150,7 @@ def _operation(schemas: Schemas, method: Any, spec: Operation) -> Schema:
 
 
 def _parameters(schemas: Schemas, spec: Operation, operation_id: str) -> list[Schema]:
+    """Return the parameter objects of the path and the query, with those of pages."""
     queries = {**spec.query, **(controller.PARAMETERS if spec.paged else {})}
     locations = (("path", spec.path), ("query", queries))
     return [

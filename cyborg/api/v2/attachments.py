@@ -89,11 +89,10 @@ class Controller(Resource):
     )
     def create(self, request: RequestContext, body: AttachmentCreate) -> Any:
         """Start to attach accelerators to an existing instance or to a host, in the background."""
-        fields = {
-            name: value
-            for name in ("uuid", "instance_uuid", "hostname", "mode", "reboot", *SELECTORS)
-            if (value := getattr(body, name)) is not wsme.Unset and value is not None
-        }
+        names = ("uuid", "instance_uuid", "hostname", "mode", "reboot", *SELECTORS)
+        values = {name: getattr(body, name) for name in names}
+        # Unset is a value of WSME, and not known on the bus.
+        fields = {name: value for name, value in values.items() if value not in (wsme.Unset, None)}
         # A rule of its own: members do not see the accelerators that nobody owns.
         if check_selector(fields) == ACCELERATOR:
             request.caller.require("cyborg:attachment:create_by_accelerator")

@@ -168,6 +168,7 @@ class CapacityController(Resource):
         elevated = explanations.check_host(request, host)
         profile, demands = explanations.read_demands(self, request, key)
         project = request.caller.project_id
+        # The number of servers that the quota still allows, None without limit.
         room = None if elevated else explanations.count_room(self, project, demands)
         with explanations.take_turn(self, host):
             with self.context.reader.connect() as connection:

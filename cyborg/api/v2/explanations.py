@@ -183,7 +183,10 @@ class Controller(Resource):
         # The quota of an administrator's own project says nothing about that of the user.
         over_quota = not elevated and count_room(self, request.caller.project_id, demands) == 0
         head = {"uuid": profile["uuid"], "name": profile["name"], "last_failure": None}
-        return self._explain(request, EXPLANATIONS.name, head, demands, over_quota, host, page)
+        name = EXPLANATIONS.name
+        return self._explain(
+            request, name, head, demands, over_quota=over_quota, host=host, page=page
+        )
 
     @CONTEXT_EXPLANATIONS.operation(
         "GET device_contexts/{uuid}/explanation",
@@ -207,7 +210,7 @@ class Controller(Resource):
         elevated = check_host(request, host)
         context = CONTEXT_EXPLANATIONS.read_row(self, request, uuid)
         demands = context_demands(context)
-        # The handles of a bound context have already been counted.
+        # The handles of a bound context are in the usage of the quota already.
         unbound = context["state"] not in OWNING
         over_quota = unbound and count_room(self, context["project_id"], demands, bound=True) == 0
         head = {
@@ -216,7 +219,9 @@ class Controller(Resource):
             "last_failure": _last_failure(context["failure"], elevated),
         }
         name = CONTEXT_EXPLANATIONS.name
-        return self._explain(request, name, head, demands, over_quota, host, page)
+        return self._explain(
+            request, name, head, demands, over_quota=over_quota, host=host, page=page
+        )
 
     def _explain(
         self,
@@ -241,13 +246,14 @@ class Controller(Resource):
             counts = provider_counts.add_others(connection, counts, host=host)
             fit = request_fit.evaluate_counts(demands, counts, check)
             summaries = fit.summarize()
-            texts = {} if elevated else _visible_owners(connection, request, summaries, fit)
+            # By number of the group. An administrator sees the owners at the providers.
+            owner_texts = {} if elevated else _visible_owners(connection, request, summaries, fit)
             document: dict[str, Any] = {
                 **head,
                 "providers": [],
                 "fitting_hosts": len(fit.fitting_hosts),
                 "groups": [
-                    _group(summary, elevated, texts.get(summary.demand.number, ""))
+                    _group(summary, elevated, owner_texts.get(summary.demand.number, ""))
                     for summary in summaries
                 ],
             }
@@ -370,6 +376,8 @@ def _visible_owners(
 ) -> dict[int, str]:
     """Return the owners of the taken handles of each group, as far as the caller may see them.
 
+    They are a text for each number of a group that has taken handles.
+
     Only providers whose first failure is TAKEN are considered.
     """
     with_taken = [summary for summary in summaries if summary.taken]
@@ -378,23 +386,30 @@ def _visible_owners(
     # A token without a project owns nothing: no project has an empty id.
     project = request.caller.project_id or ""
     classes = resource_classes_of(summary.demand for summary in with_taken)
-    # The handles of the caller's project, with their owners, by provider.
-    own = provider_states.find_own_holders(connection, project, classes)
+    # The handles of the caller's project, with their owners, by provider uuid.
+    own_holders = provider_states.find_own_holders(connection, project, classes)
     targets = {demand.target for demand in fit.demands}
     # Only the providers of which the project has handles: no other owners are named.
     states = provider_states.find(
         connection, resource_classes=classes, owner=project, attach_targets=targets
     )
-    # The failures of each provider are in the order of the demands.
-    own_failures = [(own[state.uuid], fit.failures(state)) for state in states if state.uuid in own]
+    # The first failing predicates of each provider are in the order of the demands.
+    own_predicates = [
+        (
+            own_holders[state.uuid],
+            [failure and failure.predicate for failure in fit.failures(state)],
+        )
+        for state in states
+        if state.uuid in own_holders
+    ]
     numbers = [demand.number for demand in fit.demands]
     texts: dict[int, str] = {}
     for summary in with_taken:
         index = numbers.index(summary.demand.number)
         own_taken = [
             handles
-            for handles, failures in own_failures
-            if (failure := failures[index]) and failure.predicate is Predicate.TAKEN
+            for handles, predicates in own_predicates
+            if predicates[index] is Predicate.TAKEN
         ]
         taken_by_others = summary.taken > sum(handles.total for handles in own_taken)
         # One holder stands for all other projects. It is the first: a text names only the first
@@ -415,7 +430,7 @@ def describe_predicate(predicate: Predicate, elevated: bool) -> dict[str, str | 
 
 
 def _group(summary: core.GroupSummary, elevated: bool, owners: str) -> dict[str, Any]:
-    """Return a group; ``owners`` names the owners of handles that the caller may see."""
+    """Return a group as JSON; ``owners`` names the owners that the caller may see, or is empty."""
     reasons = []
     for predicate, count in summary.providers.most_common():
         reason = describe_predicate(predicate, elevated)

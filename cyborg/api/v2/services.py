@@ -154,6 +154,7 @@ class Controller(Resource):
         return {"host": host, **removed}
 
     def _show(self, kind: str | None) -> Callable[[RequestContext, _Row], Mapping[str, Any]]:
+        """Return a function that shows a row of ``find``; ``kind`` is that of the request."""
         evaluate = self.liveness_evaluator()
 
         def show(request: RequestContext, row: _Row) -> Mapping[str, Any]:

@@ -136,6 +136,7 @@ class Controller(Resource):
 
 
 def _make_fields(counts: Counts, totals: Totals) -> dict[str, Any]:
+    """Return the fields of the summary that the cached counts and the totals give."""
     hosts = {state: totals.services.get((AGENT, state), 0) for state in Liveness}
     devices = counts.devices
     return {

@@ -64,7 +64,8 @@ def fetch_states(rest: RestClient, uuids: Iterable[str]) -> ServerStates:
     if not unknown:
         return ServerStates(states)
     count = f"{len(unknown)} of {len(unique)} servers"
-    return ServerStates(states, f"the status of {count} is unknown: {nova.error or unknown[0]}")
+    warning = f"the status of {count} is unknown: {nova.error or unknown[0]}"
+    return ServerStates(states, warning)
 
 
 class _Nova:
@@ -93,7 +94,7 @@ class _Nova:
         states: dict[str, str] = {}
         missing = set(uuids)
         query = {"all_tenants": "1"}
-        # No more pages than a request for each server would take.
+        # More pages would take longer than a request for each server, see SERVERS_OF_PAGE.
         for _ in range(len(uuids) // SERVERS_OF_PAGE):
             path = f"/servers/detail?{urlencode(query)}"
             response = self._get(path)
@@ -106,11 +107,14 @@ class _Nova:
             page = {} if response is None else _parse_page(response)
             states |= {uuid: status for uuid, status in page.items() if uuid in missing}
             missing -= page.keys()
-            # A short page is not the end: an operator may have lowered Nova's page limit. A proxy
-            # that drops the query would give the same page for ever.
-            if not missing or not page or (last := [*page][-1]) == query.get("marker"):
+            # A short page is not the end: an operator may have lowered Nova's page limit.
+            if not missing or not page:
                 break
-            query["marker"] = last
+            last_uuid = [*page][-1]
+            # A proxy that drops the query would give the same page for ever.
+            if last_uuid == query.get("marker"):
+                break
+            query["marker"] = last_uuid
         return states
 
     def _get(self, path: str) -> Any:

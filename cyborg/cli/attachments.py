@@ -154,7 +154,7 @@ class _Detach(base.WaitCommand):
     TARGET: ClassVar[str]
 
     def preview(self, args: Arguments) -> list[Change]:
-        """Return the attachments."""
+        """Return the attachments that would be detached."""
         _check_selection(args)
         rest, target = self.app.rest, getattr(args, self.TARGET)
         selected: Set[str] | None = None
@@ -163,8 +163,10 @@ class _Detach(base.WaitCommand):
         elif args.accelerator is not None:
             selected = self._find_holders(target, ACCELERATORS.find_uuid(rest, args.accelerator))
         rows = ATTACHMENTS.list_all(rest, **{self.TARGET: target})
-        found = [row for row in rows if selected is None or row["uuid"] in selected]
-        return [plan("detach", ATTACHMENTS.noun, row) for row in found]
+        # None: all attachments of the target.
+        if selected is not None:
+            rows = [row for row in rows if row["uuid"] in selected]
+        return [plan("detach", ATTACHMENTS.noun, row) for row in rows]
 
     def take_action(self, args: Arguments) -> None:
         """Start to detach, and wait with --wait."""
@@ -266,7 +268,8 @@ def _measure(row: Row) -> Progress:
 def _measure_detach(target: str, awaited: Set[str] | None, page: Row) -> Progress:
     """Return how far the detach of a target has come, from a page of attachments.
 
-    ``awaited`` are the uuids of attachments, None for all of the target.
+    ``awaited`` are the uuids of attachments, None for all of the target. The progress has no
+    numbers: an attachment that is detached is deleted, and no longer in the page.
     """
     rows = [
         row

@@ -65,7 +65,9 @@ class Audit(base.WaitCommand, listing.Lister, of=AUDITS):
         if audit["state"] == "FAILED":
             self.app.LOG.error(
                 "the audit failed after %s of %s hosts: %s",
-                *(audit["hosts_done"], audit["hosts_total"], audit["error"]),
+                audit["hosts_done"],
+                audit["hosts_total"],
+                audit["error"],
             )
             self._status = EXIT_FAILED
         elif audit["num_findings"]:

@@ -45,7 +45,11 @@ class Topic:
 
 
 def _parse_table(table: str) -> dict[str, list[Topic]]:
-    """Return the topics of each task; the indent of a line says what it is."""
+    """Return the topics of each task; the indent of a line says what it is.
+
+    A task has no indent, a topic (``noun: text``) two blanks, and a command of the topic four: its
+    name, its class, and its words in ``openstack`` if these are not those of the name.
+    """
     tasks: dict[str, list[Topic]] = {}
     task, commands = "", list[CommandEntry]()
     for line in table.splitlines():

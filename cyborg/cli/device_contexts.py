@@ -165,7 +165,7 @@ class Set(base.Show, of=CONTEXTS):
         if args.config_data or args.no_config_data:
             changes["config_data"] = _read_config_data(args) if args.config_data else None
         if args.expires_at is not None or args.no_expiry:
-            changes["expires_at"] = args.expires_at
+            changes["expires_at"] = args.expires_at  # None with --no-expiry
         if not changes:
             raise CommandError(
                 "nothing to change: use --name, --description, --config-data, --no-config-data, "
@@ -233,6 +233,7 @@ class Candidates(listing.Lister, of=CONTEXT_CANDIDATES):
 
 
 def _candidate_rows(answer: Row) -> Iterator[dict[str, Any]]:
+    """Yield a row for each group of each candidate."""
     for candidate in answer["allocation_candidates"]:
         mappings = candidate["mappings"]
         # By number: as a text, 10 precedes 2.

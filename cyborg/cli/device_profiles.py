@@ -33,6 +33,7 @@ def _parse_json(text: str) -> dict[str, str]:
 
 
 def _parse_pairs(text: str) -> dict[str, str]:
+    """Return the keys and values of ``KEY=VALUE,...``. Raise ArgumentTypeError."""
     group: dict[str, str] = {}
     for pair in text.split(","):
         key, equals, value = pair.strip().partition("=")

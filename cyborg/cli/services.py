@@ -141,10 +141,10 @@ class ForgetHost(base.Command, tables.ShowOne, of=HOSTS):
     def preview(self, args: Arguments) -> Iterator[Change]:
         """Yield the daemons and devices of the host, and with --force the requests.
 
-        The service counts them, and rejects what it would reject.
+        The service counts the tombstones and the resource providers.
         """
         rest = self.app.rest
-        # First: it is refused when the removal would be.
+        # First: the service refuses it with the same error as the removal.
         removed = self._call(args, dry_run="true")
         for row in SERVICES.list_all(rest, host=args.host, kind="daemon"):
             yield plan("delete", "service", row)

@@ -117,6 +117,7 @@ def pair_parser(
     """Return a parser of a key and a value with a separator between them.
 
     ``form`` describes them in the ArgumentTypeError, which argparse shows with the argument's name.
+    With ``needs_value`` an empty value is an error, and blanks around a value are removed.
 
     >>> pair_parser("=", "NAME=VALUE")("rule=vendor=10de")
     ('rule', 'vendor=10de')

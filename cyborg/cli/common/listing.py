@@ -181,7 +181,11 @@ class Lister(base.Command, lister.Lister):
     def _write(
         self, parsed_args: argparse.Namespace, listed: Listed, out: TextIO, max_width: int
     ) -> None:
-        """Write a list to a stream, which also gets the messages about it if it is a view."""
+        """Write a list to a stream.
+
+        A view has a ``max_width``, and its stream also gets the messages about the list. It is 0
+        for other output.
+        """
         # A copy: produce_output changes the arguments, and the next view needs them unchanged.
         args = argparse.Namespace(**vars(parsed_args))
         args.max_width = max_width or parsed_args.max_width

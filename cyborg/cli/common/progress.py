@@ -109,7 +109,7 @@ def wait_until_done(
     printed: set[str] = set()
     pending, failures = "no response", 0
     # After a failure the service may need time to recover.
-    backoff = Backoff(2 * interval, timeout)
+    backoff = Backoff(initial=2 * interval, maximum=timeout)
     with bar:
         task = bar.add_task(title, total=None)
         while True:

@@ -157,6 +157,7 @@ class RestClient:
         return {**first, key: [row for page in (first, *others) for row in page[key]]}
 
     def _pages(self, path: str, key: str, params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the pages of a list, each a whole response; ``key`` is that of the rows."""
         while True:
             page = self.call("GET", path, params=params)
             yield page
@@ -306,7 +307,8 @@ class Collection:
             return text
         # A name precedes the beginning of a uuid: an object may be called "bad1".
         filters = self.filters(text) if self.filters and field == "uuid" else None
-        if filters and (rows := self.read_page(rest, **filters, limit=2)):
+        rows = self.read_page(rest, **filters, limit=2) if filters else []
+        if rows:
             return self._only(text, [row["uuid"] for row in rows], "give the uuid")
         if _SHORT.fullmatch(text.lower()):
             uuids = self._find_beginning(rest, text.lower(), field)

@@ -53,9 +53,9 @@ def build_table(parsers: Parsers, aliases: Mapping[str, str]) -> CompletionTable
                 path = " ".join(words[:number])
                 is_last = number == len(words) - 1
                 description = command_help if is_last else ""
-                known = table.words.setdefault(path, {})
+                next_words = table.words.setdefault(path, {})
                 # A word can end one command and begin others: the description stays.
-                known[word] = description or known.get(word, "")
+                next_words[word] = description or next_words.get(word, "")
             table.commands[" ".join(words)] = name
     for name, (_, parser) in parsers.items():
         table.options[name] = {}

@@ -110,6 +110,7 @@ def _format_fields(description: Description, width: int) -> Iterator[str]:
 
 
 def _format_section(section: Section, width: int) -> Iterator[str]:
+    """Yield the title of a section with its number of rows, and a table of at most MAX_ROWS."""
     if section.error is not None:
         yield from textwrap.wrap(
             sanitize(f"{section.title}: unknown, {section.error}"), width, subsequent_indent=_INDENT

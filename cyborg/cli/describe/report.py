@@ -51,6 +51,7 @@ class Search:
         if address := _ADDRESS.fullmatch(text):
             return list(self._by_address(address["host"], address["address"]))
         if formatting.UUID.fullmatch(text):
+            # A page starts after its marker: the last digit is cut, so that it has this uuid.
             found = next(self._by_uuid(text, text[:-1]), None)
             if found:
                 return [found]
@@ -85,7 +86,8 @@ class Search:
 
     def _by_name(self, name: str) -> Iterator[Found]:
         """Yield the objects that have this name, kind by kind."""
-        host, slash, binary = name.rpartition("/")  # or the address of a device set
+        host, slash, binary = name.rpartition("/")
+        # HOST/DAEMON, or HOST/SET with the address of a device set.
         if slash:
             yield from self._filtered(kinds.SERVICE, host=host, binary=binary)
             yield from self._filtered(kinds.DEPLOYABLE, name=provider_name(host, binary))
@@ -238,10 +240,12 @@ def find_hindrances(description: Description) -> Iterator[str]:
 
 
 def _own_hindrances(row: Row) -> Iterator[str]:
-    for key in ("error", "undeliverable_reason"):
-        # The error of a job with steps repeats the errors of the steps.
-        if row.get(key) and not (key == "error" and row.get("steps")):
-            yield str(row[key])
+    """Yield the hindrances that the fields of the object itself show."""
+    # The error of a job with steps repeats the errors of the steps.
+    if row.get("error") and not row.get("steps"):
+        yield str(row["error"])
+    if row.get("undeliverable_reason"):
+        yield str(row["undeliverable_reason"])
     if row.get("health") not in (None, "ok") and row.get("health_reason"):
         yield f"{row['health']}: {row['health_reason']}"
     for key in ("state_reasons", "job_errors"):
@@ -265,6 +269,8 @@ def _section_hindrances(section: Section, row: Row) -> Iterator[str]:
         for host in section.rows:
             if host["error"]:
                 yield f"{host['host']} ({host['backend']}) {host['status']}: {host['error']}"
+    # A provider fits only if its host serves all groups: if each group has fitting ones, the
+    # reasons of the others hinder nothing.
     elif section.title == REASONS and not _all_groups_fit(section):
         for group in section.rows:
             if group["result"] != device_profiles.FITS:

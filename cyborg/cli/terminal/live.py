@@ -64,6 +64,7 @@ class Refresher(Generic[T]):
         self._stop.set()
 
     def _run(self) -> None:
+        """Fetch until ``stop``; keep the value and its time if a fetch fails."""
         while not self._stop.wait(self._interval):
             value, _, at = self.state
             error: str | None = None

@@ -177,6 +177,7 @@ def _host(
 
 
 def _set(row: Row) -> SetView:
+    """Return the view of a deployable that is a device set."""
     device_set = row["device_set"]
     owner, members = find_owner(device_set) or "", device_set["members"]
     # Of an instance, find_owner returns the uuid alone.

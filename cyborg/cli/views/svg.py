@@ -94,11 +94,11 @@ def _legend(root: ET.Element, x: int, y: int) -> None:
 
 
 def _draw_host(root: ET.Element, host: HostView, y: int) -> int:
-    """Draw a host and return its height."""
+    """Draw a host and return its height in pixels. The ``y`` of a text is that of its baseline."""
     panel = ET.SubElement(root, "g")
     # Its height is known when its cards are drawn, and set then.
     frame = _rect(panel, "panel", x=MARGIN, y=y, width=WIDTH - 2 * MARGIN, height=0, radius=8)
-    name = _fit(host.name, 80)
+    name = _fit(host.name, columns=80)
     _text(panel, "host", MARGIN + PAD, y + 26, name)
     state = _STATES.get(host.state, "bad")
     _text(panel, state, WIDTH - MARGIN - PAD, y + 26, host.state, anchor="end")

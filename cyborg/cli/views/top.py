@@ -89,6 +89,7 @@ def _title(title: str, canvas: Canvas, lines: list["Text"]) -> list["Text"]:
 
 
 def _hosts(summary: Row, canvas: Canvas) -> list["Text"]:
+    """Return the numbers of hosts by state of their agents, and of the other daemons by state."""
     hosts = summary["hosts"]
     items: list[Part] = [
         (f"{hosts['up']} up", _GOOD),
@@ -109,6 +110,7 @@ def _hosts(summary: Row, canvas: Canvas) -> list["Text"]:
 
 
 def _objects(summary: Row, canvas: Canvas) -> list["Text"]:
+    """Return the numbers of devices, requests and contexts; of devices those that are not ready."""
     devices = summary["devices"]
     items: list[Part] = [f"{devices['total']}"]
     items += [
@@ -206,6 +208,7 @@ def _unnamed_alarms(summary: Row) -> int:
 
 
 def _jobs(snapshot: Snapshot, canvas: Canvas) -> Iterator["Text"]:
+    """Yield a line for each job: subject, host, age, activity or counts of its steps, and error."""
     for job in snapshot.jobs:
         place = f" on {job['host']}" if job["host"] else ""
         doing = ", ".join(_format_counts(job["progress"]))

@@ -49,7 +49,12 @@ def build_tree(topology: inventory.TopologyView, canvas: Canvas) -> list["Text"]
 
 
 def _draw(node: Node, canvas: Canvas, branch: str, indent: str) -> Iterator["Text"]:
+    """Yield the lines of a node and all below it.
+
+    ``branch`` precedes the text of the node, ``indent`` the branches of its children.
+    """
     yield canvas.build_line((branch, "dim"), *node.parts)
+    # Of a narrow view, each has its first and its last character.
     middle, last, below, blank = (
         text if canvas.width >= NARROW else text[0] + text[-1] for text in canvas.glyphs.tree
     )
@@ -111,6 +116,7 @@ def _sets(sets: Sequence[inventory.SetView]) -> Iterator[Node]:
 
 
 def _deployable(deployable: inventory.DeployableView) -> Node:
+    """Return the node of a deployable, with a child for each handle with an owner or an error."""
     counts = ", ".join(f"{n} {state}" for state, n in deployable.counts.most_common())
     children = [
         Node(

@@ -80,18 +80,22 @@ class Nova(ServiceClient):
         )
 
     def _list_servers(self, query: str, description: str) -> frozenset[str]:
-        found: set[str] = set()
+        """Return the uuids of the servers that a query of all projects finds, page by page.
+
+        Raise Unavailable if there are more than _PAGES pages; ``description`` is for this error.
+        """
+        listed: set[str] = set()
         base = f"/servers?all_tenants=1&{query}&limit={_PAGE}"
         path = base
         for _ in range(_PAGES):
             uuids = _server_uuids(self._read(path))
-            new = set(uuids) - found
-            found |= new
+            new = set(uuids) - listed
+            listed |= new
             # A short page is not the end: an operator may have lowered Nova's page limit.
             if not new:
-                return frozenset(found)
+                return frozenset(listed)
             path = f"{base}&marker={quote(uuids[-1], safe='')}"
-        raise Unavailable(f"Nova lists more than {len(found)} servers {description}, the maximum")
+        raise Unavailable(f"Nova lists more than {len(listed)} servers {description}, the maximum")
 
     def is_building(self, project: str) -> bool:
         """Return whether a server of a project is being built, unshelved or rebuilt.
@@ -101,6 +105,10 @@ class Nova(ServiceClient):
         return any(self._is_building(project, statuses) for statuses in _BUILDING_QUERIES)
 
     def _is_building(self, project: str, statuses: Sequence[str]) -> bool:
+        """Return whether a server with one of these statuses is being built, unshelved or rebuilt.
+
+        True also if Nova lists more than one page of them: not all are read.
+        """
         filters = "".join(f"&status={status}" for status in statuses)
         query = f"all_tenants=1&project_id={quote(project, safe='')}{filters}&limit={_PAGE}"
         body = self._read(f"/servers/detail?{query}")
@@ -260,7 +268,8 @@ def _refusal(answer: Any, field: str) -> Exception:
 
 def _instance(uuid: str, body: Any) -> Instance:
     """Parse the body of a server. Nova shows the host of a server only to an administrator."""
-    if not isinstance(body, Mapping) or not isinstance(server := body.get("server"), Mapping):
+    server = body.get("server") if isinstance(body, Mapping) else None
+    if not isinstance(server, Mapping):
         raise Unavailable("unexpected response from Nova: no server")
     host_key = "OS-EXT-SRV-ATTR:host"
     return Instance(
@@ -274,6 +283,7 @@ def _instance(uuid: str, body: Any) -> Instance:
 
 
 def _server(uuid: str, body: Any) -> Server:
+    """Parse the body of a server, with its project and the device profile of its flavor."""
     instance = _instance(uuid, body)
     server = body["server"]
     flavor = server.get("flavor")

@@ -284,6 +284,10 @@ class Placement(ServiceClient):
     def _call(
         self, verb: str, path: str, *allowed: int, version: str | None = None, **options: Any
     ) -> Any:
+        """Send a request; return a response below 300 or with an ``allowed`` status.
+
+        ``version`` is by default the negotiated microversion. Raise the error of other responses.
+        """
         version = version or self._version or self._negotiate()
         answer = self._request(verb, path, microversion=version, **options)
         if answer.status_code < 300 or answer.status_code in allowed:

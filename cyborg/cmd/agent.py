@@ -76,6 +76,7 @@ class _Signals:
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                # It does nothing: the byte in the pipe is enough.
                 signal.signal(number, lambda *_: None)
 
     def wait(self) -> None:

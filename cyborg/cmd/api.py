@@ -68,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
-        # gunicorn would show an error without the name of this command.
+        # A check only, whose result is not used: gunicorn would show an error without the name of
+        # this command.
         configure(arguments)
     except (Misconfigured, cfg.Error) as exc:
         # On one line: a message of oslo.config may have several.

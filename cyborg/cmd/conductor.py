@@ -23,8 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         conf = configure("cyborg-conductor", options.CONDUCTOR_GROUPS, argv)
-        # Check the options before workers start: the launcher would restart a failing worker for
-        # ever.
+        # A check of the options, which connects to nothing. Before workers start: the launcher
+        # would restart a failing worker for ever.
         ConductorService(conf).open()
     except (Misconfigured, cfg.Error) as exc:
         # On one line: a message of oslo.config may have several.

@@ -206,15 +206,15 @@ def purge(
         limit = found if max_rows is None else min(found, max_rows)
         if dry_run:
             limit = 0
-        shown_at, failures = clock(), 0
+        shown_at, empty_batches = clock(), 0
         while result.deleted < limit:
             size = min(batch_size, limit - result.deleted)
             began = clock()
             deleted = uow.run(partial(kind_rows.purge, cutoff=cutoff, limit=size))
             result.deleted += deleted
             # A conductor may have deleted the same rows at the same time, but hardly each time.
-            failures = 0 if deleted else failures + 1
-            if failures == MAX_FAILURES:
+            empty_batches = 0 if deleted else empty_batches + 1
+            if empty_batches == MAX_FAILURES:
                 break
             now = clock()
             if now - shown_at > PROGRESS_INTERVAL:

@@ -222,6 +222,7 @@ def _make_source(text: str) -> sa.Engine:
 
 
 def _print_table(report: ImportReport, *, dry_run: bool) -> None:
+    """Print the numbers by kind, then what is dropped or needs the operator."""
     verb = "would be taken" if dry_run else "taken"
     header = ("object", "found", verb, "there already", "dropped")
     rows = [

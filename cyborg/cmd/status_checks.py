@@ -172,7 +172,9 @@ def _policy_files(conf: cfg.ConfigOpts) -> Iterator[Path]:
     A missing file is yielded, too, if the operator has set its name.
     """
     section = conf.oslo_policy
-    if (file := conf.find_file(section.policy_file)) or section.policy_file != DEFAULT_POLICY_FILE:
+    file = conf.find_file(section.policy_file)
+    is_set = section.policy_file != DEFAULT_POLICY_FILE
+    if file or is_set:
         yield Path(file or section.policy_file)
     for name in section.policy_dirs:
         if folder := conf.find_file(name):

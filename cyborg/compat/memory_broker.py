@@ -40,8 +40,10 @@ class Channel(memory.Channel):  # type: ignore[misc]  # kombu has no types
         self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any
     ) -> None:
         """Consume a queue; its messages wake the transport of this channel."""
+        # The queue of the consumer whose tag this one takes over, if any.
         former = self._tag_to_queue.get(consumer_tag)
         super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+        # A consumer that starts again on its queue is counted already.
         if former != queue:
             if former is not None:
                 self._remove_consumer(former)

@@ -22,14 +22,15 @@ def cache_computed_values() -> None:
     import placement.objects
     import placement.util
 
-    aliases = SimpleNamespace(**(vars(sqlalchemy) | {"alias": _make_alias}))
+    # Copies of the modules with a function replaced: the modules themselves are used by others.
+    patched_sqlalchemy = SimpleNamespace(**(vars(sqlalchemy) | {"alias": _make_alias}))
     for info in pkgutil.iter_modules(placement.objects.__path__, "placement.objects."):
         module: Any = importlib.import_module(info.name)
         if getattr(module, "sa", None) is sqlalchemy:
-            module.sa = aliases
+            module.sa = patched_sqlalchemy
     if placement.util.jsonschema is jsonschema:
-        schemas = SimpleNamespace(**(vars(jsonschema) | {"validate": _Validation()}))
-        placement.util.jsonschema = schemas
+        patched_jsonschema = SimpleNamespace(**(vars(jsonschema) | {"validate": _Validation()}))
+        placement.util.jsonschema = patched_jsonschema
 
 
 @functools.lru_cache(maxsize=256)

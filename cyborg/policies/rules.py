@@ -35,6 +35,7 @@ def _read_rules() -> tuple[policy.RuleDefault, ...]:
     for name, text in parser["base"].items():
         check, *lines = text.split("\n")
         rules.append(policy.RuleDefault(name, check, " ".join(lines)))
+    # The first line of an operation names its callers in CALLERS, the last ones are its calls.
     for name, text in parser["operations"].items():
         callers, description, *calls = text.split("\n")
         operations: list[policy.Operation] = [

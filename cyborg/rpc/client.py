@@ -135,8 +135,8 @@ class Client:
         envelope.check_size(arguments, limit, name)
         self.transport.ensure_open()
         subject = name + (f" on {server}" if server else "")
-        named = {key for key, value in arguments.items() if value is not None}
-        version, left_out = self.contract.minimal_call(method, named)
+        given = {key for key, value in arguments.items() if value is not None}
+        version, left_out = self.contract.minimal_call(method, given)
         # An argument of a newer version that is None: an older server would reject its name.
         values = {key: value for key, value in arguments.items() if key not in left_out}
         target = {"version": version} | ({"server": server} if server else {})
@@ -200,8 +200,8 @@ class Client:
     def _send(self, call: "_Call", deadline: float) -> Any:
         """Send a call and return the body of its answer; _NOT_SENT if no queue took the call.
 
-        Return _NO_ANSWER if no answer came in time. Raise Unavailable if no server listens for a
-        time, and TimedOut.
+        Return _NO_ANSWER if no answer came in time. Raise Unavailable if no server listens in
+        time or the broker fails, and TimedOut if the broker did not confirm the call.
         """
         subject, queue = call.subject, call.queue
         sent = publishing.SentCounter()
@@ -214,6 +214,7 @@ class Client:
             self._await_server(queue, subject, call.end)
             timeout = self.conf.rpc.timeout
             if call.is_repeatable:
+                # At least a second, also if the wait for a server has used up the time.
                 timeout = min(REPEAT_AFTER, max(deadline - time.monotonic(), 1.0))
             client = self._oslo.prepare(timeout=timeout, **call.target)
             LOG.debug("Calling %s", subject, context=call.context)
@@ -240,6 +241,8 @@ class Client:
 
     def _await_server(self, queue: str, subject: str, end: float) -> None:
         """Wait for a server, at most until ``end``. Raise Unavailable if none listens.
+
+        A wait of more than SERVER_WAIT takes one of the few slots of _RESTART_WAITS.
 
         Without a server the message would stay in the queue. The caller would wait for the whole
         timeout and not know whether the call was carried out.
@@ -307,6 +310,7 @@ def _make_method(client: Client, name: str, declared: Callable[..., Any]) -> Cal
 
     def method(*args: Any, **kwargs: Any) -> Any:
         # To the declared signature, so that a wrong argument fails here and not in the server.
+        # None stands for ``self``.
         bound = signature.bind(None, *args, **kwargs)
         bound.apply_defaults()
         _self, *items = bound.arguments.items()

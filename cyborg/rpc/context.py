@@ -113,6 +113,7 @@ class CallSerializer(ContextSerializer):
 
 
 def _is_valid(key: str, value: Any) -> bool:
+    """Return whether a value of a context may be kept: no secret, and of the type of its key."""
     if key in _SECRETS:
         return False
     if key in _FLAGS:

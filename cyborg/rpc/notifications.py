@@ -209,6 +209,7 @@ class AuditNotifier:
         return not self._events
 
     def _run(self) -> None:
+        """Send the events in their order until none is left; retry one that fails."""
         while True:
             with self._lock:
                 # The thread ends without events, so that an idle worker has none.
@@ -306,7 +307,7 @@ class NotificationListener:
             exchange=options.notification_exchange, topic=options.notification_topic
         )
         rate_limited_log = RateLimitedLogger(logger=LOG)
-        backoff = Backoff(0.5, MAX_RETRY_DELAY)
+        backoff = Backoff(initial=0.5, maximum=MAX_RETRY_DELAY)
         while not self._stopped.is_set():
             # A new one for each attempt: one that failed to start counts as started.
             server = NotificationServer(

@@ -176,6 +176,7 @@ class Transport:
                 self._closing.set()
 
     def _open(self) -> None:
+        """Connect and open the reply queue; a failure is logged and kept as the last error."""
         tls = self._conf.oslo_messaging_rabbit
         if tls.ssl and not tls.ssl_ca_file:
             LOG.warning(

@@ -74,6 +74,7 @@ class EmbeddedPlacement:
             self._undo.close()
 
     def _load(self, database_url: str) -> Callable[..., Iterable[bytes]]:
+        """Return the application of Placement. What it changes in its modules, ``_undo`` undoes."""
         # A late import: Placement is an optional dependency and slow to import.
         from placement import conf as placement_conf
         from placement import db_api, deploy, policy

@@ -101,6 +101,7 @@ class StandaloneStack:
             LOG.warning("Timed out stopping the stand-alone service after %g s", STOP_TIMEOUT)
 
     def _start(self) -> None:
+        """Start each component, and register how it is stopped, for ``stop`` in reverse order."""
         conf = self.conf
         self._api = self._listen("port")
         self._placement_http = self._listen("placement_port")
@@ -161,6 +162,7 @@ class StandaloneStack:
         self._api.start(api, conf.standalone.threads)
 
     def _override(self) -> None:
+        """Override the options that one process with files in one directory requires."""
         conf = self.conf
         conf.set_override("auth_strategy", "noauth")
         names = [*conf.api.server_names, conf.standalone.listen]
@@ -237,9 +239,12 @@ def make_private(state: Path) -> None:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         # A shared directory such as /tmp or /var/lib must not become unusable for others.
         mode, names = state.stat().st_mode, os.listdir(state)
-        shared = bool(names and mode & (stat.S_IRWXG | stat.S_IRWXO))
+        # An empty directory, or one that this service has used before, can be made private.
         has_database = any(name.startswith((DATABASE, PLACEMENT_DATABASE)) for name in names)
-        if mode & stat.S_ISVTX or (shared and not has_database):
+        has_other_files = bool(names) and not has_database
+        is_accessible = bool(mode & (stat.S_IRWXG | stat.S_IRWXO))
+        is_sticky = bool(mode & stat.S_ISVTX)  # as /tmp
+        if is_sticky or (has_other_files and is_accessible):
             raise errors.Misconfigured(
                 f"{state} is shared with other users: set --state-dir to a separate directory"
             )

@@ -413,6 +413,7 @@ def _make_family(family: Family) -> Any:
 
 
 def _make_metrics(samples: Samples) -> list[core.Metric]:
+    """Return the samples as metrics of prometheus_client, of which each has all its series."""
     metrics: dict[str, Any] = {}
     for (name, *labels), values in sorted(samples.items()):
         family = FAMILIES[name]

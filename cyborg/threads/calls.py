@@ -194,8 +194,8 @@ class FanOut:
             except RuntimeError:  # no more threads can start: the running ones, if any, do the work
                 with self._lock:
                     self._threads -= new_threads - started
-                    idle = self._threads == 0
-                if idle:
+                    has_no_thread = self._threads == 0
+                if has_no_thread:
                     raise
                 return
 

@@ -163,7 +163,8 @@ def stop() -> None:
     """
     with _state.lock:
         _state.users = max(0, _state.users - 1)
-        # After a fork without a start, the provider is that of the parent process.
+        # Another service of the process still uses the provider, or there is none. After a fork
+        # without a start, the provider is that of the parent process.
         if _state.users or _state.provider is None or _state.pid != os.getpid():
             return
         provider, _state.provider = _state.provider, None

@@ -217,6 +217,7 @@ def stop_provider(provider: TracerProvider, seconds: float = STOP_TIMEOUT) -> No
 
 
 def _make_processor(conf: cfg.ConfigOpts) -> SpanProcessor:
+    """Return the processor that sends spans to the collector, in batches by a thread."""
     options = conf.tracing
     # _LoggedExporter logs the begin and the end of an outage; the library would log each failure.
     logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)

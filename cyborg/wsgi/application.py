@@ -140,6 +140,7 @@ def open_api(conf: cfg.ConfigOpts) -> Api:
     transport = make_transport(conf)
     reader = Reader(conf)
     primary = find_primary(conf, reader)
+    # Without the time of the primary, calls tell the conductor no deadline.
     time_at = None if primary is None else primary.clock.earliest_at
     conductor = make_conductor_client(transport, conf, time_at)
     api = make_app(conf, conductor, reader, transport.recorder)

@@ -137,6 +137,7 @@ def check_config(conf: cfg.ConfigOpts) -> None:
     """
     if conf.auth_strategy != "keystone":
         return
+    # Late imports: noauth needs none of these.
     from keystoneauth1 import discover
     from keystonemiddleware import opts
 

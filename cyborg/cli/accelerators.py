@@ -214,10 +214,10 @@ class List(listing.Lister, of=ACCELERATORS):
         if not args.detail:
             return self.build_rows(args, rows)
         instances = {row["instance_uuid"] for row in rows} - {None}
-        states = fetch_states(self.app.rest, instances)
-        if states.warning is not None:
-            self.app.LOG.warning("%s", states.warning)
-        rows = [{**row, "server": states.states.get(row["instance_uuid"])} for row in rows]
+        servers = fetch_states(self.app.rest, instances)
+        if servers.warning is not None:
+            self.app.LOG.warning("%s", servers.warning)
+        rows = [{**row, "server": servers.states.get(row["instance_uuid"])} for row in rows]
         extra = formatting.columns_of("server")
         return self.build_rows(args, rows, short=(*SHORT, *extra), long=(*LONG, *extra))
 

@@ -33,7 +33,8 @@ def show_details(details: Row | None) -> formatting.Text:
         # An empty value tells nothing.
         if name not in _OWN_COLUMNS and value not in (None, {})
     }
-    handle = [address] if (address := shown.pop("handle_address", None)) else []
+    address = shown.pop("handle_address", "")
+    handle = [address] if address else []
     text = ", ".join([*handle, *(f"{name}={value}" for name, value in shown.items())])
     return formatting.Text(details, text)
 

@@ -121,7 +121,10 @@ class Service:
             )
 
     def wait(self, seconds: float = 60, show: bool = True) -> None:
-        """Wait until the service is ready; by default print its messages until then."""
+        """Wait until the service is ready, and set its addresses. Raise Failed.
+
+        By default its messages are printed until then.
+        """
         end = time.monotonic() + seconds
         shown = 0
         while True:

@@ -211,6 +211,7 @@ class MessageFilter:
             self.consumer.queue.channel.basic_reject(raw.delivery_tag, requeue=False)
             return
         # oslo.messaging passes the fields with this prefix to the server as the context of a call.
+        # The sender is that of the properties alone: the call itself has the other fields.
         fields[f"_context_{context.SENDER}"] = describe_sender(raw, {})
         try:
             self.consumer.callback(Message(fields, message))

@@ -238,7 +238,7 @@ def _with_checks(
             ):
                 return _wrap_result(subject, max_answer, func(ctxt, **arguments))
         except Exception as exc:
-            # CyborgError itself is an error of ours: each answer for a caller has its own class.
+            # A plain CyborgError is a defect of this service: each error for callers has a class.
             if isinstance(exc, CyborgError) and type(exc) is not CyborgError:
                 # Errors of users are no concern of the operator; malformed reports of daemons are.
                 is_warning = method.is_report or isinstance(exc, Stale)

@@ -259,7 +259,8 @@ def _add(samples: Samples, added: Mapping[Key, list[float]], *, with_gauges: boo
 def _load_ended(directory: Path) -> tuple[Samples, set[str]]:
     """Return the sums of the ended workers, and the names of those whose files may remain.
 
-    The sums start again from 0, as after a loss of the directory, if the file cannot be read.
+    The sums start again from 0, as after a loss of the directory, if the file is missing or
+    malformed. Raise OSError if it cannot be read.
     """
     samples: Samples = {}
     try:

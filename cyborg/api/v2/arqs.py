@@ -125,6 +125,7 @@ class Controller(Resource):
                 if bind_state:
                     _require_resolved(rows, instance)
                 return ARQS.document(request, (rows, None))
+            # All ARQs of the instance, and not only those of the page or of the other filters.
             if bind_state and instance:
                 _require_resolved(read.of_instance(connection, instance, scope), instance)
             result = page.read(

@@ -312,7 +312,7 @@ def count_room(
 ) -> int | None:
     """Return how many more servers the limits of a project allow; None without limit or project.
 
-    With ``bound``, only the limit of bound units counts.
+    With ``bound``, only bound units count as used, and the limit of ARQs does not apply.
     """
     # A token of the system has no project, and so no limits.
     if not project:

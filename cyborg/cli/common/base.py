@@ -299,7 +299,8 @@ class WaitCommand(Command):
     ) -> dict[str, Any]:
         """Wait for the end of some work and return its last state. Raise CommandError.
 
-        ``work`` is the path of the work, or a function that returns its state.
+        ``work`` is the path of the work, or a function that returns its state. The other arguments
+        are those of ``wait_until_done``.
         """
         return wait_until_done(
             work if callable(work) else lambda: self.app.rest.call("GET", work),

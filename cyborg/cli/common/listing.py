@@ -39,7 +39,7 @@ def parse_interval(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = 0.0
+        value = 0.0  # rejected below
     if not MIN_INTERVAL <= value <= MAX_INTERVAL:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a number of seconds from {MIN_INTERVAL:g} to {MAX_INTERVAL:g}"

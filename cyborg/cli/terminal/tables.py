@@ -47,6 +47,7 @@ def text_width(text: str) -> int:
     """
     if text.isascii():
         return len(text)
+    # W and F: a wide character, such as a Chinese one, takes two columns.
     return sum(
         0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF")
         for c in text

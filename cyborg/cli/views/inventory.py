@@ -200,6 +200,7 @@ def _device(
     sets: Sequence[SetView],
     member_of: Sequence[SetView],
 ) -> DeviceView:
+    """Return the view of a device; ``sets`` are those that it is the source of."""
     named = pci_ids.add_names(row)
     model = str(named["model"])
     health = str(row["health"])

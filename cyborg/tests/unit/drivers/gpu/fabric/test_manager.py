@@ -17,6 +17,7 @@ from cyborg.drivers.base import VolatileMemory
 from cyborg.drivers.gpu.fabric.manager import FabricManager
 from cyborg.drivers.gpu.fabric.requests import FabricRequests
 from cyborg.testing.fabric_manager import FabricManagerDouble, Programs
+from cyborg.tests.fixtures.machine.processes import wait_until
 from cyborg.tests.fixtures.machine.tiers import sample, scale
 from cyborg.tests.unit.drivers.full_memory import FullMemory
 from cyborg.tests.unit.drivers.gpu.fabric.test_requests import H100
@@ -179,7 +180,8 @@ def test_read_after_a_hang_is_bounded(
     assert problem is not None
     assert "did not complete list within 0.5 s" in problem
     double.set("hang")
-    assert active(manager) == []
+    # On a busy machine one more read may take longer than the timeout.
+    wait_until("it answers", lambda: manager.read().problem is None)
 
 
 @pytest.mark.parametrize("active", [(), (3,)])

@@ -79,6 +79,7 @@ class DriverLookup:
 
         def query(host: str) -> None:
             nonlocal pending
+            # The threads are limited in number: this one may be free only after the timeout.
             entry = None if timed_out else self._query_agent(key, host)
             with changed:
                 pending -= 1
@@ -141,7 +142,8 @@ def _find_agents_without_driver(
     Raise Invalid if ``key`` cannot be a name.
     """
     check_text("driver", key, registry.MAX_NAME)
-    name = next((item for item in store.names(tx) if key == registry.driver_uuid(item)), key)
+    # The key is the name of the driver unless it is the uuid that follows from a known name.
+    name = next((known for known in store.names(tx) if key == registry.driver_uuid(known)), key)
     installed = store.installations(tx, name)
     return {
         row["host"]: row["id"]

@@ -94,6 +94,7 @@ class RolloutController:
             for job in jobs:
                 requeue |= self._process(job)
             count += len(jobs)
+            # A full batch may leave due jobs behind; a requeued job is due at once.
             if len(jobs) < BATCH_SIZE and not requeue:
                 break
         return count
@@ -116,7 +117,7 @@ class RolloutController:
             with log_fields(job=job["uuid"]):
                 update = self.uow.run(lambda tx: self._advance(tx, job["id"]))
         except Unavailable:
-            raise
+            raise  # the database is away: the next jobs would fail too
         except Exception:
             LOG.exception("Unexpected error while processing a driver job", job=job["uuid"])
             return False
@@ -147,6 +148,7 @@ class RolloutController:
             job = job_store.lock(tx, job_uuid)
             if job is None:
                 raise NotFound(f"no job {job_uuid}", job=job_uuid)
+            # Only an open driver job has this key.
             if job["mutex_key"] is None:
                 raise WrongState(
                     f"job {job_uuid} is {job['state']} ({job['kind']}): only an open driver "
@@ -155,6 +157,7 @@ class RolloutController:
                 )
             steps = store.steps_of_job(tx, job["id"])
             pending = [step for step in steps if step["state"] in rollout.PENDING_STATES]
+            # Only an uninstallation has cordoned its backends, with the request.
             uncordoned = job["kind"] == Kind.UNINSTALL and self._step_executor.uncordon(tx, pending)
             store.update_steps(tx, {step["id"]: StepState.SKIPPED for step in pending})
             if any(step["state"] == StepState.IN_PROGRESS for step in steps):
@@ -203,7 +206,7 @@ class RolloutController:
                 # again: the backend stays.
                 services.request_report(tx, host)
             for step, result in judged:
-                if result.error is None:  # the others are written by the rollback
+                if result.error is None:  # the rollback has written the failed steps
                     store.finish_step(tx, step["id"], step["generation"], result.state)
             jobs = sorted({item.step["job_id"] for item in judged})
             if jobs:
@@ -230,7 +233,10 @@ class RolloutController:
             self.wake_publisher()
 
     def _advance(self, tx: sa.Connection, job_id: int) -> RolloutUpdate:
-        """Advance a job as far as possible now."""
+        """Advance a job as far as possible now; return the actions that follow the commit.
+
+        Do nothing if the job has ended, or if another conductor has taken it over.
+        """
         # Read the job again: its arguments may have changed since it was leased.
         # The lock of the job comes first, so that one conductor at a time plans its steps.
         job = store.lock_leased(tx, job_id, self._owner)
@@ -256,7 +262,7 @@ class RolloutController:
         if not lost:
             return None
         changed = self._step_executor.leave(tx, kind, lost, ForcedBackends.of_job(job))
-        if changed is None:
+        if changed is None:  # none of these agents is down any more
             return None
         store.reschedule(tx, job["id"], self.uow.clock())
         return RolloutUpdate(publish=changed, requeue=True)
@@ -297,6 +303,7 @@ class RolloutController:
         starting = [by_key[key] for key in plan.start]
         started = self._step_executor.start(tx, job, starting, forced)
         publish = started.devices_changed or reverted.devices_changed
+        # If all steps have ended, none was started now: only reverted hosts are notified.
         if plan.succeeded is not None:
             self._end(tx, job, cancelled=bool(job["arguments"].get("cancelled")))
             return RolloutUpdate(reverted.hosts, publish)
@@ -393,11 +400,13 @@ def _judge(
     outcomes = {outcome.backend: outcome for outcome in reported}
     judged: list[_JudgedStep] = []
     for step in steps:
-        if (outcome := outcomes.get(step["backend"])) is not None:
-            kind, state = Kind(step["kind"]), StepState(step["state"])
-            result = rollout.judge_outcome(kind, state, step["generation"], outcome)
-            if result is not None:
-                judged.append(_JudgedStep(step, result))
+        outcome = outcomes.get(step["backend"])
+        if outcome is None:
+            continue
+        kind, state = Kind(step["kind"]), StepState(step["state"])
+        result = rollout.judge_outcome(kind, state, step["generation"], outcome)
+        if result is not None:
+            judged.append(_JudgedStep(step, result))
     return judged
 
 

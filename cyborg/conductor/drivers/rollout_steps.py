@@ -63,7 +63,7 @@ class GenerationNotifier:
         with self._lock:
             new = (item.host for item in host_generations if item.host not in self._pending)
             hosts = list(dict.fromkeys(new))
-            self._pending.update(host_generations)
+            self._pending |= {item.host: item.generation for item in host_generations}
         self._calls.submit(self._notify_host, hosts)
 
     def stop(self) -> None:
@@ -150,7 +150,8 @@ class StepExecutor:
         notified: list[HostGeneration] = []
         removed: list[StepKey] = []
         for step in steps:
-            agent = agents.get(step["service_id"] or 0)  # 0 is no row: the agent was deleted
+            # Without a row id the agent was deleted; no row has the id 0.
+            agent = agents.get(step["service_id"] or 0)
             error = _write_desired(tx, job, step, agent)
             if agent is None or error is not None:
                 store.update_step(tx, step["id"], StepState.FAILED, error=error)
@@ -220,10 +221,12 @@ class StepExecutor:
         for item in reverts:
             step, result = item.step, item.result
             store.update_step(tx, step["id"], result.state, error=result.error, deadline=None)
+            # A deleted agent has no desired state that could be restored.
             if item.service_id is None or (agent := agents.get(item.service_id)) is None:
                 continue
             generation = _next_generation(agent)
             previous = _previous_state(step)
+            # To restore is a change of the desired state, too: the host gets a new generation.
             restored = None if previous is None else replace(previous, generation=generation)
             reverted = desired_backends.revert(
                 tx, agent["id"], step["backend"], step["generation"], restored
@@ -242,10 +245,11 @@ class StepExecutor:
         """Uncordon the backends of these steps; return whether this changed any device."""
         # Agents are locked before the devices that they cordon, as in a report.
         desired_backends.lock_agents(tx, agent_ids(steps))
-        make = desired_backends.PreviousState
-        desired_backends.uncordon(
-            tx, [make(s["service_id"], s["backend"], s["previous"]) for s in steps]
-        )
+        previous = [
+            desired_backends.PreviousState(step["service_id"], step["backend"], step["previous"])
+            for step in steps
+        ]
+        desired_backends.uncordon(tx, previous)
         return self._apply_cordon(tx, {step["host"] for step in steps})
 
     def _apply_cordon(self, tx: sa.Connection, hosts: Collection[str]) -> bool:

@@ -62,8 +62,9 @@ class Drivers:
     ) -> dict[str, Any]:
         """Enable a driver on hosts; hosts that already have the backend are not changed.
 
-        Raise Invalid and NotFound. Raise Conflict if the driver cannot be imported, if a backend of
-        that name has another driver or configuration, and while another job for the driver is open.
+        A request that equals the open job of the driver gets the uuid of this job. Raise Invalid
+        and NotFound. Raise Conflict if the driver cannot be imported, if a backend of that name has
+        another driver or configuration, and while another job for the driver is open.
         """
         key = check_text("driver", driver)
         name, host_names = targets.read_backend(backend), targets.read_hosts(hosts)
@@ -166,7 +167,8 @@ class Drivers:
                 return self._force_removal(
                     tx, job["uuid"], resolver.driver, backends, explicit=explicit
                 )
-            if not force and (down := sorted({target.host for target in backends if target.down})):
+            down = sorted({target.host for target in backends if target.down})
+            if down and not force:
                 raise Conflict(
                     f"the agents of {join_limited(down, targets.MAX_NAMED)} are down: wait for "
                     "them, or use force to abandon the devices of these hosts",
@@ -179,7 +181,10 @@ class Drivers:
             # Cordoned before the handles are counted: none can be claimed in between. An error
             # undoes both.
             self._cordon(tx, resolver.driver, backends)
-            if not drain and not force and (in_use := store.count_handles_in_use(tx, keys)):
+            # A job that drains waits for the handles in use, a forced one removes them.
+            if drain or force:
+                return uuid
+            if in_use := store.count_handles_in_use(tx, keys):
                 raise targets.driver_in_use(
                     resolver.driver, in_use, store.holders(tx, keys, targets.MAX_NAMED)
                 )
@@ -210,7 +215,9 @@ class Drivers:
             for step in store.steps_of_job(tx, job["id"])
             if step["state"] in PENDING_STATES
         }
-        if not requested & waiting or (explicit and not requested <= waiting):
+        waits_for_any = bool(requested & waiting)
+        waits_for_all = requested <= waiting
+        if not waits_for_any or (explicit and not waits_for_all):
             hosts = sorted({key.host for key in requested - waiting})
             others = join_limited(hosts, targets.MAX_NAMED)
             raise targets.driver_busy(
@@ -262,14 +269,15 @@ class Drivers:
         option: ManagedOption,
         device: str | None = None,
     ) -> dict[str, Any]:
-        """Start a job that lists an address in an option of a backend.
+        """Start a job that lists an address in an option of a backend; return ``{"uuid": of it}``.
 
-        ``device`` is the uuid of a device that must be unused.
+        ``device`` is the uuid of a device that must be unused. Raise as ``adopt`` and ``release``.
         """
 
         def write(tx: sa.Connection) -> str:
             resolver = TargetResolver.of_backend(tx, host, backend)
             job = self._acquire_job(tx, Kind.UPDATE, resolver.driver)
+            # A host has one backend of a name, which ``of_backend`` has found.
             (target,) = resolver.backends([host], backend)
             if device is not None:
                 holders = devices.holders(tx, device)
@@ -325,10 +333,13 @@ class Drivers:
         arguments: Mapping[str, Any],
         steps: Sequence[store.NewStep],
     ) -> str:
-        """Add the steps to a new job; return the uuid of the job, or of an equal open one."""
+        """Add the steps to a new job; return the uuid of the job, or of an equal open installation.
+
+        Raise Conflict for any other open job.
+        """
         if not isinstance(job, store.NewJob):
-            same = job["kind"] == kind and job["arguments"] == dict(arguments)
-            if same and kind is Kind.INSTALL:
+            is_same = job["kind"] == kind and job["arguments"] == dict(arguments)
+            if is_same and kind is Kind.INSTALL:
                 return job["uuid"]
             raise targets.driver_busy(driver, job["uuid"], f" ({job['kind']})")
         store.set_steps(tx, job.id, arguments, steps)

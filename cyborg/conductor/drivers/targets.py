@@ -138,20 +138,21 @@ class TargetResolver:
         of it remain: any ``key`` is accepted if there is one. Raise NotFound, with similar names.
         """
         names = store.names(tx)
-        by_uuid = {registry.driver_uuid(name): name for name in names}
         # The uuid of a driver follows from its name: no table has it.
+        by_uuid = {registry.driver_uuid(name): name for name in names}
         name = key if key in names else by_uuid.get(key.lower())
-        left = Leftover()
+        leftovers = Leftover()
         if leftover is not None and hosts is not None:
             agents = store.agents_with_leftovers(tx, leftover, hosts)
-            left = Leftover(leftover, frozenset(agents))
-        if name is None and left.agents:
+            leftovers = Leftover(leftover, frozenset(agents))
+        # The driver of a leftover is not stored, so that its name cannot be checked.
+        if name is None and leftovers.agents:
             name = key
         if name is None:
             raise NotFound(
                 registry.describe_unknown(key, names), near=registry.closest_names(key, names)
             )
-        return cls(tx, name, _read_host_drivers(tx, name), left)
+        return cls(tx, name, _read_host_drivers(tx, name), leftovers)
 
     @classmethod
     def of_backend(cls, tx: sa.Connection, host: str, backend: str) -> Self:
@@ -162,9 +163,10 @@ class TargetResolver:
         key = BackendKey(agents[host], backend)
         reported = store.reported_backends(tx, backend=backend)
         stored = desired_backends.find(tx, backend=backend).get(key)
-        desired = stored.desired if stored else None
-        present = desired is not None and desired.status is not DesiredStatus.ABSENT
-        name = desired.driver if desired and present else reported.get(key)
+        name = reported.get(key)
+        # A desired state has priority: the agent may not have applied it yet.
+        if stored is not None and stored.desired.status is not DesiredStatus.ABSENT:
+            name = stored.desired.driver
         if name is None:
             raise NotFound(f"host {host} has no backend {backend}", field="backend")
         return cls.of_driver(tx, name)
@@ -185,7 +187,10 @@ class TargetResolver:
         for candidate in self._select_hosts(hosts):
             key = BackendKey(candidate.service_id, backend)
             exists = candidate.usable and key in present
-            (usable if exists or candidate.refusal is None else refused).append(candidate)
+            if exists or candidate.refusal is None:
+                usable.append(candidate)
+            else:
+                refused.append(candidate)
         # Without a list of hosts, the hosts that cannot use the driver are left out; a named one is
         # an error.
         if (hosts is not None and refused) or not usable:
@@ -250,6 +255,7 @@ class TargetResolver:
     def backends(self, hosts: Collection[str] | None, backend: str | None) -> list[BackendTarget]:
         """Return the driver's backends on hosts, sorted. Raise NotFound if there are none."""
         selected = {host_driver.service_id for host_driver in self._select_hosts(hosts)}
+        # Of a backend that has got another driver, ``backends_by_key`` returns the new one.
         targets = [
             target
             for key, target in self.backends_by_key(driver=self.driver).items()
@@ -279,12 +285,11 @@ class TargetResolver:
         """Raise Conflict if a host would have more backends than an agent accepts."""
         # Only new rows of desired states count: a backend that is only in the configuration file of
         # the host has none yet.
-        hosts = {
-            item.service_id: item.host
-            for item in host_drivers
-            if (target := present.get(BackendKey(item.service_id, backend))) is None
-            or target.previous is None
-        }
+        hosts: dict[int, str] = {}
+        for item in host_drivers:
+            target = present.get(BackendKey(item.service_id, backend))
+            if target is None or target.previous is None:
+                hosts[item.service_id] = item.host
         if full := sorted(
             hosts[id_] for id_ in desired_backends.agents_at_limit(self.tx, hosts, MAX_BACKENDS)
         ):
@@ -339,7 +344,7 @@ def initial_step_state(
     """Return the first state of an installation step on a host. Raise Conflict.
 
     ``existing`` is the backend if the host has it; ``parsed`` is the requested configuration by
-    the agent's row id.
+    the agent's row id. Options that are not requested may have any value.
     """
     if existing is None or existing.desired is DesiredStatus.ABSENT:
         return StepState.WAITING

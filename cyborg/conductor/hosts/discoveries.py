@@ -89,14 +89,14 @@ class Discoveries:
             return sorted({row["host"] for row in targets if not row["host_down"]})
 
         ctxt = context.get_current()
-        started = time.monotonic()
+        created_at = time.monotonic()
 
-        def start(target: str) -> None:
-            if time.monotonic() - started > self._timeout():
+        def start(target_host: str) -> None:
+            if time.monotonic() - created_at > self._timeout():
                 return  # queued behind agents that do not answer; the sweep has failed it
             if ctxt is not None:
                 ctxt.update_store()  # so that the agents' logs have the request id
-            self._start(uuid, target, driver)
+            self._start(uuid, target_host, driver)
 
         hosts = self._record(uuid, write)
         # After the commit: an agent may answer before the call returns.
@@ -123,10 +123,12 @@ class Discoveries:
     ) -> None:
         """Record the results of a discovery on one host; ignore those that it does not wait for.
 
-        Raise Invalid, and Stale if ``epoch`` is not that of the host's agent.
+        ``drivers`` are the states of the backends that the agent has discovered. Raise Invalid, and
+        Stale if ``epoch`` is not that of the host's agent.
         """
         uuid = parse_uuid(discovery_id, "discovery_id")
         host = check_text("host", host)
+        # A backend that is still DISCOVERING has no result.
         outcomes = [
             store.Outcome(state.name, _OUTCOMES[state.status], state.error)
             for state in parse_backends(drivers)
@@ -140,7 +142,8 @@ class Discoveries:
             check_epoch(tx, host, epoch)
             return store.record_outcomes(tx, uuid, host, outcomes)
 
-        if ignored := len(outcomes) - self.uow.run(write):
+        recorded = self.uow.run(write)
+        if ignored := len(outcomes) - recorded:
             LOG.info(
                 "%d results ignored, because the discovery does not wait for them: it is unknown, "
                 "or the backend has a result",

@@ -143,7 +143,7 @@ class FailureDetector:
             # the bus.
             self._self_check = None
             raise
-        received_at, clock = self.uow.clock(), self.clock()
+        received_at, monotonic_now = self.uow.clock(), self.clock()
         # That conductor receives heartbeats of agents too. If its clock differs from this one,
         # agents that are up would look unreachable.
         skew = _clock_skew(answer.get("now"), sent_at, received_at)
@@ -156,7 +156,9 @@ class FailureDetector:
             )
             return
         self._rate_limited_log.recovered("Clock synchronisation of the conductors")
-        self._self_check = core.record(self._self_check, clock, received_at, self._gap, self._step)
+        self._self_check = core.record(
+            self._self_check, monotonic_now, received_at, self._gap, self._step
+        )
 
     def sweep(self) -> int:
         """Mark unreachable agents down and return their number.
@@ -164,10 +166,13 @@ class FailureDetector:
         Executes one statement if there are no such agents, else a fixed number for each BATCH_SIZE
         agents.
         """
-        now, clock = self.uow.clock(), self.clock()
+        now, monotonic_now = self.uow.clock(), self.clock()
         # Each agent has the deadline of the interval that it was given. It is marked down only if
         # this conductor could have received its heartbeats for as long.
-        observed = core.observed_seconds(self._self_check, clock, now, self._gap, self._step)
+        observed = core.observed_seconds(
+            self._self_check, monotonic_now, now, self._gap, self._step
+        )
+        # The longest deadline of an agent whose silence can be judged.
         max_timeout = timedelta(seconds=observed) - self._grace
         # Nothing can be concluded yet: this conductor has just started, or was cut off from the
         # broker.
@@ -200,6 +205,7 @@ class FailureDetector:
     def _mark_down(
         self, tx: sa.Connection, now: datetime, max_timeout: timedelta
     ) -> Sequence[services.DaemonRow]:
+        """Mark a batch of unreachable agents down, with their providers; return their rows."""
         marked = services.mark_down(tx, now, max_timeout, BATCH_SIZE)
         if marked:
             providers.mark_stale_of_hosts(tx, [row["host"] for row in marked], now)

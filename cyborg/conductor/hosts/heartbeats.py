@@ -108,10 +108,12 @@ class Hosts:
     ) -> dict[str, Any]:
         """Record an agent's heartbeat; return the answer of ``ConductorAPI.hello``.
 
-        A heartbeat without changes costs one UPDATE for an inventory of any size. A heartbeat from
-        an agent marked down uncordons its host. ``observed_generation`` is the generation of the
-        desired state that the host has applied, None from an older agent. If ``boot_id`` has
-        changed, the host has rebooted, and its bound handles are prepared again. Raise Invalid.
+        ``drivers`` are the states of its backends; ``digest`` is that of its inventory, None if it
+        has none yet. A heartbeat without changes costs one UPDATE for an inventory of any size. A
+        heartbeat from an agent marked down uncordons its host. ``observed_generation`` is the
+        generation of the desired state that the host has applied, None from an older agent. If
+        ``boot_id`` has changed, the host has rebooted, and its bound handles are prepared again.
+        Raise Invalid.
         """
         host, epoch = check_text("host", host), parse_uuid(epoch, "epoch")
         digest = self._digest(check_text("digest", digest, 64)) if digest else None
@@ -137,17 +139,18 @@ class Hosts:
             return answer
         states = parse_backends(drivers)
         beat = _Heartbeat(host, epoch, digest, times, fields, boot_id)
-        done = self._retry_on_duplicate(lambda tx: self._register(tx, beat, states, now))
-        if done.previous is not None:
-            _log_restart(host, endpoint, done.previous, now)
-        if (down := done.row["down_since"]) is not None:
+        registration = self._retry_on_duplicate(lambda tx: self._register(tx, beat, states, now))
+        agent = registration.row
+        if registration.previous is not None:
+            _log_restart(host, endpoint, registration.previous, now)
+        if (down := agent["down_since"]) is not None:
             LOG.info("Agent is up again after %.0f s", (now - down).total_seconds(), host=host)
-        if done.expedited:
+        if registration.expedited:
             self.wake_jobs()
-        if done.stale:
+        if registration.stale:
             self.wake_publisher()
-        answer["report"] = digest is not None and done.row["digest"] != digest
-        answer["desired_generation"] = done.row["desired_generation"]
+        answer["report"] = digest is not None and agent["digest"] != digest
+        answer["desired_generation"] = agent["desired_generation"]
         return answer
 
     def _register(
@@ -297,6 +300,7 @@ class Hosts:
             lambda tx: wanted_store.removed_with_drained_handles(tx, MAX_REMOVALS)
         ):
             outcome = self.uow.run(partial(remove, host=host, backend=backend))
+            # None: the backend was installed again meanwhile.
             if outcome is not None and outcome.stale_providers:
                 LOG.info(
                     "Removed uninstalled backend of a host that is down: %s",

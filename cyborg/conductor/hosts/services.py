@@ -79,7 +79,7 @@ class Services:
             if not store.delete(tx, service, now):
                 raise WrongState(f"{name} is not down; {_advice(row['binary'])}", service=service)
             if row["binary"] != AGENT:
-                return row, ReportResult(0, "no inventory")
+                return row, ReportResult(stale_providers=0, summary="no inventory")
             handler = ReportHandler(self.conf, self.notifications)
             return row, remove_inventory(tx, row["host"], now, handler, name=name, verb="deleted")
 
@@ -193,7 +193,8 @@ class HostRemoval:
             return self._count(host, force, now)
         try:
             result = self.uow.run_once(
-                lambda tx: self._forget(tx, host, force, now), lambda removal: removal.counts
+                lambda tx: self._forget(tx, host, force, now),
+                answer=lambda removal: removal.counts,
             )
         except DBDuplicateEntry as exc:
             raise _returned(host) from exc
@@ -237,14 +238,15 @@ class HostRemoval:
         # The row of the agent is the lock of the inventory. An imported host has no such row yet.
         if not any(row["binary"] == AGENT for row in daemons):
             ids.append(store.insert_absent_agent(tx, host, now))
-        # Jobs of several hosts are never failed here: their operator decides what they do next.
+        # With ``force``, ``remove_inventory`` fails the jobs on devices. Jobs of several hosts are
+        # never failed here: their operator decides what they do next.
         if open_ := store.open_jobs(tx, host, programs=not force):
             raise WrongState(
                 f"host {host} cannot be removed: {len(open_)} open jobs work on it, such as "
                 f"{', '.join(open_[:MAX_NAMED])}; cancel them or wait for their end",
                 host=host,
             )
-        released = self._release(tx, host) if force else ReleaseResult(0)
+        released = self._release(tx, host) if force else ReleaseResult(count=0)
         uuids = devices.uuids_of_host(tx, host)
         tombstone_devices = tombstones.uuids_of_host(tx, host)
         handler = ReportHandler(self.conf, self.notifications)
@@ -276,7 +278,7 @@ class HostRemoval:
     def _release(self, tx: sa.Connection, host: str) -> ReleaseResult:
         """Delete the ARQs that hold devices of a host; unbind those of device contexts."""
         rows = arq_store.lock(tx, store.holders(tx, host))
-        return self.arqs.release_arqs(tx, rows, keep=False) if rows else ReleaseResult(0)
+        return self.arqs.release_arqs(tx, rows, keep=False) if rows else ReleaseResult(count=0)
 
 
 class _RolledBackError(Exception):

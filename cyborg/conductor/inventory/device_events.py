@@ -97,6 +97,7 @@ def record_health_changes(
     changed = _changed_health(state, steps)
     if not changed:
         return []
+    # The address of the device by the row id of each of its bound handles.
     device_of = {state.ids[key]: key.device for key in state.bound if key.device in changed}
     owners = attach_handles.owners(tx, device_of) if device_of else []
     if notifications.enabled:
@@ -114,7 +115,8 @@ def record_health_changes(
                 device_event, [{**row, "hostname": host} for row in rows if row["address"] in group]
             )
             for row in owners:
-                if (device := group.get(device_of[row["handle"]])) is not None:
+                device = group.get(device_of[row["handle"]])
+                if device is not None:
                     error = _describe(device) if group is unhealthy else None
                     messages += notifications.build_messages(arq_event, [row], error=error)
         outbox.add_all(tx, messages)
@@ -134,8 +136,8 @@ def record_removed_devices(
 
     Such a device or handle drains until its last ARQ is deleted. There is a notification for each
     device that is removed as a whole, and for each ARQ whose handle is removed. A handle without an
-    ARQ waits only for its cleaning and causes no notification. Return a text for the log for each
-    device. Execute at most two statements, and none if nothing begins to drain.
+    ARQ waits only for its cleaning and causes no notification. Return a log remark for each device.
+    Execute at most two statements, and none if nothing begins to drain.
     """
     drained = {step.key for step in steps if isinstance(step, plan.Drain)}
     if not drained:
@@ -145,8 +147,11 @@ def record_removed_devices(
     handles = {key for key in state.bound if key.device in removed}
     handles |= {key for key in drained if isinstance(key, plan.HandleKey)}
     key_by_id = {state.ids[key]: key for key in handles}
+    # Each ARQ that owns a handle of ``handles``, with the key of the handle.
     owners = [(key_by_id[row["handle"]], row) for row in attach_handles.owners(tx, key_by_id)]
+    # Those whose handle begins to drain with this report.
     affected = [(key, row) for key, row in owners if key in drained]
+    # Devices that are removed as a whole and have an owner.
     lost = sorted(removed & {key.device for key, _ in owners})
     rows = [state.devices[address] for address in lost]
     messages = notifications.build_messages(
@@ -174,7 +179,7 @@ def _changed_health(state: HostState, steps: Sequence[Step]) -> dict[str, Device
     for step in steps:
         if not isinstance(step, plan.Add | plan.Change) or not isinstance(step.value, Device):
             continue
-        stored = state.stored.get(step.key)
+        stored = state.stored.get(step.key)  # None for a new device, which counts as healthy
         was_unhealthy = (
             stored is not None and isinstance(stored.value, Device) and _is_unhealthy(stored.value)
         )

@@ -47,7 +47,8 @@ def _list_instances(rows: Sequence[attach_handles.OwnedHandleRow]) -> dict[str, 
             instances[row["device"]] = None
         if row["type"] == HandleType.MDEV:
             instances[_address_of(row)] = None
-    # A function that is offered as a whole has the address of its card.
+    # Last: the address of a function that is offered as a whole is that of its card, for which
+    # there is None above.
     functions = [row for row in rows if row["type"] in FUNCTION_TYPES]
     return instances | {_address_of(row): row["instance_uuid"] for row in functions}
 

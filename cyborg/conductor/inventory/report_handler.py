@@ -89,9 +89,10 @@ class ReportHandler:
         # After the plan was applied: the check compares what is stored now with what was desired.
         if any(row["boot_check"] == BootCheck.AWAITING_REPORT for row in state.devices.values()):
             programming.end_boot_checks(tx, report.host, {device.address for device in devices})
+        # Without a partition job that has ended, no device waits for this report.
         if not state.partitioned:
             return result
-        # This report was requested at the end of the job, so it has the new layout.
+        # It was requested at the end of the job, so it has the new layout.
         changed = programming.detach(tx, state.partitioned)
         providers.mark_stale_existing(tx, changed, now)
         return replace(result, stale_providers=result.stale_providers + len(changed))
@@ -107,14 +108,17 @@ class ReportHandler:
         *,
         has_overrides: bool = False,
     ) -> ReportResult:
-        """Plan and write the steps from the stored ``relevant`` records to ``devices``."""
+        """Plan and write the steps from the stored ``relevant`` records to ``devices``.
+
+        Records of ``state`` that are not in ``relevant`` stay. Without steps nothing is written.
+        """
         steps, remarks = _defer_conflicting_addresses(
             state.stored, _plan_steps(tx, state, devices, relevant)
         )
         steps, deferred = _defer_owned_functions(state.stored, steps, state.bound)
         remarks += deferred
         if not steps:
-            return ReportResult(0, "no changes", remarks)
+            return ReportResult(stale_providers=0, summary="no changes", remarks=remarks)
         target = plan.apply(state.stored, steps)
         addresses = _stale_addresses(steps, {*state.stored, *target})
         names = {address: naming.provider_name(host, address) for address in sorted(addresses)}
@@ -227,7 +231,9 @@ def _abandon_handles(
 ) -> dict[HandleKey, str]:
     """Abandon the dirty handles that alone prevent the removal of ``relevant``; update ``state``.
 
-    Return, for each, the address of its deployable, or of the set through which it was claimed.
+    Also abandon the work of removed sets for their dirty members, which stay to be cleaned. Return
+    both kinds of handles: the former with the address of their deployable, the latter with that of
+    the set.
     """
     # This plan counts no dirty handle as bound, to find the deployables that can be removed.
     # ``_apply_plan`` plans again: a dirty handle of a deployable that stays is drained then, and

@@ -79,13 +79,14 @@ def read_host_state(tx: sa.Connection, host: str) -> HostState:
         elif deployable["job_id"] is not None:
             state.partitioned.add(deployable["id"])
     if state.devices.keys() - {key.device for key in state.uuids}:
-        # A device without deployables can be partitioned too.
+        # A device without deployables can be partitioned too. While a device drains, reports
+        # still change it.
         state.programming.update(
             job["device"]
             for job in programming.open_partitions(tx, host)
             if DRAINS not in job["arguments"]
         )
-    sets = {state.ids[key]: key for key in state.uuids}
+    deployable_keys = {state.ids[key]: key for key in state.uuids}
     for handle in attach_handles.of_host(tx, host):
         handle_key = HandleKey(handle["device"], handle["deployable"], handle["address"])
         state.stored[handle_key] = Stored(attach_handles.to_handle(handle), handle["draining"])
@@ -93,8 +94,9 @@ def read_host_state(tx: sa.Connection, host: str) -> HostState:
         # A dirty handle counts as bound: its device must stay until the host has cleaned it.
         if handle["arq_id"] is not None or handle["needs_cleaning"]:
             state.bound.add(handle_key)
-        if (set_id := handle["set_id"]) in sets:
-            state.bound_sets[handle_key] = sets[set_id]
+        # A set is a deployable; None is the set of a handle that was claimed alone.
+        if (set_id := handle["set_id"]) in deployable_keys:
+            state.bound_sets[handle_key] = deployable_keys[set_id]
         if handle["needs_cleaning"]:
             state.prepared.add(handle_key)
             if handle["arq_id"] is None:
@@ -120,7 +122,7 @@ class Writer:
 
     def __post_init__(self) -> None:
         self._ids = dict(self.state.ids)
-        self._restore_plan = plan.RestorePlan({}, {}, {})
+        self._restore_plan = plan.RestorePlan(devices={}, deployables={}, tombstones={})
         self.added: dict[str, str] = {}  # uuids of new devices by address
         # Uuids of the providers of sets with other members, and of handles in other sets.
         self.changed_sets: set[str] = set()
@@ -168,6 +170,7 @@ class Writer:
         stored: Mapping[str, plan.Tombstone] = {}
         if self.keep_tombstones:
             stored = tombstones.of_host(self.tx, self.host, addresses)
+        # Also without tombstones: a deployable that moves to another device keeps its values.
         self._restore_plan = plan.plan_restore(
             stored,
             removed=self._make_tombstones(removed),
@@ -285,19 +288,27 @@ class Writer:
         return None
 
     def _set_parents(self, steps: Sequence[Step], target: Mapping[Key, Stored]) -> None:
-        """Write parent and root of all deployables of each device that got a deployable."""
-        moved = {
+        """Write parent and root of the deployables of each device where one is new or has changed.
+
+        Draining ones, which the host no longer reports, are left out.
+        """
+        changed_devices = {
             step.key.device
             for step in steps
             if isinstance(step, plan.Add | plan.Change) and isinstance(step.key, DeployableKey)
         }
         parents: dict[int, deployables.ParentIds] = {}
         for key, record in target.items():
-            if isinstance(key, DeployableKey) and key.device in moved and not record.draining:
-                # ``above`` is from the parent to the root; a deployable without it is a root.
-                own_id, *above = (self._ids[item] for item in _chain(key, target))
-                parent, root = (above[0], above[-1]) if above else (None, own_id)
-                parents[own_id] = deployables.ParentIds(parent, root)
+            if (
+                not isinstance(key, DeployableKey)
+                or key.device not in changed_devices
+                or record.draining
+            ):
+                continue
+            # ``above`` is from the parent to the root; a deployable without it is a root.
+            own_id, *above = (self._ids[item] for item in _chain(key, target))
+            parent, root = (above[0], above[-1]) if above else (None, own_id)
+            parents[own_id] = deployables.ParentIds(parent, root)
         deployables.set_parents(self.tx, parents)
 
     def _set_handle_counts(
@@ -342,6 +353,7 @@ def _owner_keys(
 def _values(
     steps: Sequence[Step], action: type[plan.Add] | type[plan.Change]
 ) -> dict[Key, plan.Record]:
+    """Return the new values of one kind of steps."""
     return {s.key: cast(Any, s).value for s in steps if isinstance(s, action)}
 
 

@@ -78,7 +78,8 @@ def give_up_impossible(tx: sa.Connection, report: Report, now: datetime) -> int:
         (item,) = job["arguments"]["items"]
         device = reported.get(item["device"])
         if device is None:
-            # The devices of a backend that was removed are removed too.
+            # The device of a failed backend may exist although the report lacks it. That of another
+            # backend was removed, also if the report lacks the backend, which was removed then.
             impossible = item["backend"] not in failed
         else:
             impossible = device.backend != item["backend"] or _lacks(device, job["arguments"], item)
@@ -95,7 +96,8 @@ def _lacks(device: Device, arguments: Mapping[str, Any], item: Mapping[str, Any]
     parts = {part.address for part in device.deployables}
     layout, part = arguments.get("layout"), item.get("deployable")
     lacks_layout = bool(names) and layout is not None and layout not in names
-    return lacks_layout or (bool(parts) and bool(part) and part not in parts)
+    lacks_part = bool(parts) and bool(part) and part not in parts
+    return lacks_layout or lacks_part
 
 
 def _give_up(tx: sa.Connection, job: jobs.JobRow, now: datetime) -> None:
@@ -123,14 +125,15 @@ def abandon_cleaning(
         handler.remove_backend(tx, host, backend, now)
         for backend in sorted(desired_backends.removed_backends(tx, host, backends))
     ]
-    # The handles of a host that is down were abandoned with the uninstallation.
+    # The handles of a host that is down were abandoned with the uninstallation: then the job has
+    # none, and ends. ``own`` are the providers of the handles that the job still has.
     if not any(outcome.abandoned for outcome in outcomes) and jobs.providers_of(tx, row["id"]).own:
         return JobResult()
     reason = f"abandoned, its backend is uninstalled: {error}"
     ended = jobs.end(tx, [row["id"]], rules.JobState.FAILED, reason)
     stale = sum(outcome.stale_providers for outcome in outcomes)
     remarks = [remark for outcome in outcomes for remark in outcome.remarks]
-    return JobResult(ended, providers=stale, remarks=remarks)
+    return JobResult(completed=ended, providers=stale, remarks=remarks)
 
 
 def remove_abandoned_backend(

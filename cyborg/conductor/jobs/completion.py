@@ -79,6 +79,7 @@ class Completion:
         # The lock of the requests comes first, as in every transaction that touches requests.
         waiting = store.lock_of_jobs(self.tx, [row["id"]])
         state = JobState.DONE if succeeded else JobState.FAILED
+        # It was cancelled while the agent worked on it, so it ends with the answer of the agent.
         if state is JobState.FAILED and CANCELLED in row["arguments"]:
             state = JobState.CANCELLED
         # The agent's call and the answer to a query may arrive at two conductors: one of them ends
@@ -93,7 +94,10 @@ class Completion:
         if succeeded:
             return replace(result, providers=result.providers + self._record_success(row))
         device = self._record_failure(row, error or NO_JOB_REASON, reported=reported)
-        return result if device is None else replace(result, providers=1, closed_device=device)
+        if device is None:
+            return result
+        # One or more: the number only decides whether the publisher is woken.
+        return replace(result, providers=1, closed_device=device)
 
     def _apply_result(
         self,
@@ -102,13 +106,18 @@ class Completion:
         succeeded: bool,
         error: str | None,
     ) -> JobResult:
-        """Write what the end of a job means for its ARQs or its device."""
+        """Write what the end of a job means for its ARQs or its device.
+
+        Jobs to release and to restore are retried until they succeed: no other end of them gets
+        here.
+        """
         failure = None if succeeded else error or NO_JOB_REASON
         match JobKind(row["kind"]):
             case JobKind.PREPARE if succeeded:
                 entries.record_prepared(self.tx, waiting, row, self.now)
                 return self._finish_binds(waiting)
             case JobKind.PREPARE:
+                # The agent cancels the job: it may still run after its deadline.
                 return self._fail_binds(waiting, [row["uuid"]], error, job=row)
             case JobKind.RELEASE:
                 return self._finish_cleaning(row, waiting)
@@ -120,12 +129,12 @@ class Completion:
                 if succeeded and not row["arguments"].get(AFTER_REBOOT):
                     layout = row["arguments"]["layout"]
                     programming.set_desired_layout(self.tx, row["subject"], layout)
-                return JobResult(1, jobs=1)  # restores that waited for it
+                return JobResult(completed=1, jobs=1)  # restores that waited for it
             case JobKind.RESTORE:
                 entries.record_prepared(self.tx, waiting, row, self.now)
                 return self._finish_restore(row, waiting)
             case JobKind.PLUG | JobKind.UNPLUG:
-                return JobResult(1)  # the work on the attachment reads the job
+                return JobResult(completed=1)  # the work on the attachment reads the job
             case JobKind.PROGRAM:
                 image: Any = row["arguments"].get("image")
                 providers = programming.end(self.tx, row["id"], image if succeeded else None)
@@ -133,7 +142,7 @@ class Completion:
                 self._record_programmed(row, failure)
                 # Reports during the programming did not change the device: request a new one.
                 services.request_report(self.tx, row["host"])
-                return JobResult(1, providers=len(providers))
+                return JobResult(completed=1, providers=len(providers))
 
     def record_first_failure(
         self, row: jobs.JobRow, waiting: Sequence[store.ArqRow], error: str
@@ -187,7 +196,7 @@ class Completion:
         dirty = jobs.unassigned_dirty(tx, SWEEP_LIMIT)
         timeout = self.recorder.conf.conductor.release_timeout
         cleaning = release.enqueue_cleaning(tx, dirty, now=now, timeout=timeout, repeated=True)
-        # The handles of the others were removed: there is nothing left to clean.
+        # ARQs that got no job above: their handles were removed, so there is nothing left to clean.
         released = store.lock_released(tx, SWEEP_LIMIT)
         self._finish_unbinds(released)
         # The row of an ended job is purged after a day: its deployable would stay closed.
@@ -219,10 +228,12 @@ class Completion:
         if row is None:
             return None
         old = _history(row)
+        # An error that names no item may have another cause than this device.
         counted = reported and failed.is_named and progress.is_evidence(item)
         new = progress.add_failure(
             old, failure, counted=counted, close_after=options.device_cordon_after
         )
+        # The condition of the device does not change, so its providers are not published.
         if old.failing or not new.failing:
             _write_history(self.tx, row, new, row["retry_at"])
             return None
@@ -263,7 +274,7 @@ class Completion:
         store.finish_bind(self.tx, [row["id"] for row in rows])
         self.recorder.record_bound(self.tx, rows)
         follow_arqs(self.tx, rows, self.recorder, self.now)
-        return JobResult(1, events=len(rows), binds=_count_binds(rows))
+        return JobResult(completed=1, events=len(rows), binds=_count_binds(rows))
 
     def _fail_binds(
         self,
@@ -283,7 +294,7 @@ class Completion:
         follow_arqs(self.tx, rows, self.recorder, self.now, failure)
         binds = _count_binds(rows)
         return JobResult(
-            max(1, len(rows)),
+            completed=max(1, len(rows)),  # a job of which no ARQ is left has ended, too
             jobs=undone.jobs,
             events=len(rows),
             providers=undone.providers,
@@ -297,7 +308,7 @@ class Completion:
         # The device was cordoned only if an attempt failed.
         providers = store.providers_of(rows) if job["error"] is not None else []
         publishing.mark_stale_existing(self.tx, providers, self.now)
-        return JobResult(1, events=len(rows), providers=len(providers))
+        return JobResult(completed=1, events=len(rows), providers=len(providers))
 
     def _finish_unbinds(self, rows: Sequence[store.ArqRow]) -> None:
         """Record that the former handles of locked ARQs are clean: UnbindFailed becomes Unbound."""
@@ -310,6 +321,7 @@ class Completion:
         entries.record_cleaned(self.tx, row, self.now)
         self._finish_unbinds(waiting)
         providers = jobs.mark_cleaned(self.tx, row["id"])
+        # The end of a cleaning may change which sets are offered.
         stale = providers.sets
         # The other providers were reserved in Placement only if the first try failed.
         if row["error"] is not None and providers.own:
@@ -317,7 +329,7 @@ class Completion:
             cleaned = len(row["arguments"]["items"])
             self_heal.increment(self.tx, CorrectiveAction.HANDLES_CLEANED, cleaned, self.now)
         publishing.mark_stale_existing(self.tx, stale, self.now)
-        return JobResult(1, providers=len(stale))
+        return JobResult(completed=1, providers=len(stale))
 
 
 def open_devices(tx: sa.Connection, now: datetime) -> int:
@@ -361,10 +373,14 @@ def _count_binds(rows: Sequence[store.ArqRow]) -> int:
 def _make_failure(
     code: str, error: str, job: jobs.JobRow | None, now: datetime
 ) -> refusals.ContextFailure:
-    """Return the failure of a job for the device contexts of its ARQs."""
+    """Return the failure of a job for the device contexts of its ARQs.
+
+    ``job`` is None for ARQs that waited for no open job.
+    """
     if job is None:
         return refusals.make_job_failure(code, error, now)
     items: list[dict[str, Any]] = job["arguments"].get("items", [])
+    # Hidden from the owner of the context, except for the values that the owner has requested.
     names = {str(item.get(name)) for item in items for name in ("device", "deployable", "handle")}
     requested = {str(value) for item in items for value in item.get("accel", {}).values()}
     return refusals.make_job_failure(

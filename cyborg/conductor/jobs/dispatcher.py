@@ -45,7 +45,7 @@ from cyborg.telemetry.recorder import BIND_SECONDS, BINDS, MetricRecorder
 
 LOG = get_logger(__name__)
 
-# Hosts whose agents are queried at the same time.
+# Hosts whose agents are queried at the same time, after which no further jobs are leased.
 MAX_HOSTS = 64
 # Jobs that are leased together.
 BATCH_SIZE = 64
@@ -62,8 +62,8 @@ PURGE_LIMIT = 1000
 class JobDispatcher:
     """Dispatcher of jobs to agents; safe to run in several conductors.
 
-    ``on_result`` is called after the commit of each result. ``max_hosts`` limits the hosts whose
-    agents are queried at the same time; with 1, no thread is started.
+    ``on_result`` is called after the commit of each result. While the agents of ``max_hosts`` hosts
+    are queried, no further jobs are leased; with 1, no thread is started.
     """
 
     conf: cfg.ConfigOpts
@@ -122,18 +122,19 @@ class JobDispatcher:
         row = self.uow.run(read)
         if row is None or row["host"] != host:
             raise NotFound(f"host {host} has no job {uuid}", job=uuid)
+        fields = answers.job_fields(row)
         if row["state"] != jobs.JobState.OPEN:
-            LOG.info(
-                "Result %s ignored, because the job has ended", status, **answers.job_fields(row)
-            )
-        # Another conductor may have the lease now: the UPDATE that ends the job is guarded by its
-        # state.
-        elif status is not AgentJobStatus.RUNNING:
-            fields = answers.job_fields(row)
-            with tracing.remote_span(
-                "job.complete", row["trace_context"], tracing.SpanKind.CONSUMER, **fields
-            ):
-                self._record(row, Answer(status, message), row["owner"])
+            LOG.info("Result %s ignored, because the job has ended", status, **fields)
+            return
+        # Only a result ends a job; the next query reads the activity of a running one.
+        if status is AgentJobStatus.RUNNING:
+            return
+        with tracing.remote_span(
+            "job.complete", row["trace_context"], tracing.SpanKind.CONSUMER, **fields
+        ):
+            # Another conductor may have the lease now: the UPDATE that ends the job is guarded by
+            # its state.
+            self._record(row, Answer(status, message), row["owner"])
 
     def sweep(self) -> int:
         """Repair objects without an open job, purge old jobs; return the number of objects."""
@@ -164,9 +165,9 @@ class JobDispatcher:
             )
             if rows:
                 lease.taken(len(rows), min(row["next_try_at"] for row in rows))
-            others = [row for row in rows if row["owner"] not in (None, self._owner)]
-            self_heal.increment(tx, CorrectiveAction.JOBS_TAKEN_OVER, len(others), lease.start)
-            for row in others:
+            taken_over = [row for row in rows if row["owner"] not in (None, self._owner)]
+            self_heal.increment(tx, CorrectiveAction.JOBS_TAKEN_OVER, len(taken_over), lease.start)
+            for row in taken_over:
                 LOG.info(
                     "Took over a job, because the lease of its owner %s has expired",
                     row["owner"],
@@ -178,7 +179,10 @@ class JobDispatcher:
         return self.uow.run(take)
 
     def _start(self, row: store.JobRow) -> threading.Thread | None:
-        """Process a job in the thread of its host; without threads if ``max_hosts`` is 1."""
+        """Process a job in the thread of its host; without threads if ``max_hosts`` is 1.
+
+        Return the thread if a new one was started; a running one takes the job from its queue.
+        """
         # Only tests set this, because they need the order of the calls.
         if self.max_hosts == 1:
             self._process(row)
@@ -209,6 +213,7 @@ class JobDispatcher:
                     del self._queues[host]
                     return
                 row = queue.popleft()
+            # None also for a job that needs no agent.
             unreachable_reason = self._process(row, unreachable_reason) or unreachable_reason
 
     def _process(self, row: store.JobRow, unreachable_reason: str | None = None) -> str | None:
@@ -274,7 +279,7 @@ class JobDispatcher:
             return Answer(status, error, parse_activity(answer.get("activity")))
         except Unavailable as exc:
             return Answer(error=answers.clean_error(exc.message))
-        except CyborgError as exc:
+        except CyborgError as exc:  # the agent has refused the job, or answered malformed values
             return Answer(AgentJobStatus.FAILED, answers.clean_error(exc.message))
 
     def _report_end(
@@ -287,7 +292,7 @@ class JobDispatcher:
         reason: str | None,
     ) -> None:
         """Log a job that has ended, and count the bind that it ends."""
-        # Otherwise another conductor has ended the job, and has reported it.
+        # Another conductor has ended the job, and has reported it.
         if not result.completed:
             return
         kind = JobKind(row["kind"])
@@ -340,6 +345,7 @@ class JobDispatcher:
         """Set the next query of a job that stays open, and record the failure of an attempt."""
         row, delay = job.row, job.draw_delay()
         until = now + timedelta(seconds=delay)
+        # At its deadline the job is decided again, even if its delay is longer.
         if row["deadline"] is not None and not job.overdue:
             until = min(until, row["deadline"])
         result = self.uow.run(lambda tx: self._write_open(tx, job, owner, now=now, until=until))
@@ -389,7 +395,7 @@ class JobDispatcher:
             and AFTER_REBOOT in row["arguments"]
             and row["attempts"] >= jobs.GIVE_UP_ATTEMPTS
         ):
-            # It shows whether the job is impossible: ``cancellation.give_up_impossible``.
+            # The report shows whether the job is impossible: ``cancellation.give_up_impossible``.
             services.request_report(tx, row["host"])
         if job.late and completion.fail_unbinds(row, waiting, str(message)):
             text = f"ARQs are UnbindFailed until their handles are clean: {message}"

@@ -190,7 +190,7 @@ def advance_drain(
         rows = lock_target(tx, uuid, job["host"], arguments["layout"])
     except (NotFound, WrongState, Invalid) as exc:
         device = devices.by_uuid(tx, uuid)
-        # Without layouts, the kernel driver of the device may not be bound yet.
+        # Final, unless the device has no layouts: its kernel driver may not be bound yet.
         if device is None or device["layouts"]:
             return _fail(tx, job, owner, exc.message, now, notifications)
         rows, obstacle = (), exc
@@ -228,7 +228,7 @@ def _begin(
     # claimed.
     close_device(tx, job["subject"], rows, job["id"])
     desired_backends.sync_cordon(tx, [job["host"]], now)
-    return JobResult(1, jobs=1, providers=mark_stale(tx, rows, now))
+    return JobResult(completed=1, jobs=1, providers=mark_stale(tx, rows, now))
 
 
 def _fail(
@@ -239,6 +239,7 @@ def _fail(
     now: datetime,
     notifications: NotificationBuilder,
 ) -> JobResult:
+    """End a job whose device cannot be drained; do nothing if ``owner`` no longer has the job."""
     # Guarded by the owner: another conductor may have taken the job over and ended its drain.
     if jobs.reschedule(tx, job["id"], owner, until=now, error=error, activity=None):
         notifications.record_layout_finished(tx, job["subject"], job["arguments"]["layout"], error)
@@ -253,7 +254,7 @@ def end_drain(
     jobs.end(tx, [job["id"]], state, error)
     desired_backends.sync_cordon(tx, [job["host"]], now)
     rows = store.lock_device(tx, job["subject"])
-    return JobResult(1, providers=mark_stale(tx, rows, now))
+    return JobResult(completed=1, providers=mark_stale(tx, rows, now))
 
 
 @dataclass(frozen=True)
@@ -285,7 +286,8 @@ class Partitions:
 
     def _start(self, uuid: str, layout: str, options: Mapping[str, bool]) -> dict[str, str]:
         job = self.uow.run_once(
-            lambda tx: self._enqueue_job(tx, uuid, layout, options), lambda job: {"uuid": job}
+            lambda tx: self._enqueue_job(tx, uuid, layout, options),
+            answer=lambda job: {"uuid": job},
         )
         LOG.info("Applying layout %s to device", layout, device=uuid)
         self.wake_jobs()
@@ -295,7 +297,10 @@ class Partitions:
     def _enqueue_job(
         self, tx: sa.Connection, uuid: str, layout: str, options: Mapping[str, bool]
     ) -> str:
-        """Enqueue the job of a layout; with DRAINS it may wait for the end of uses."""
+        """Enqueue the job of a layout; with DRAINS it may wait for the end of uses.
+
+        ``options`` are arguments of the job, DRAINS or AFTER_REBOOT. Return the uuid of the job.
+        """
         device = device_reads.get(tx, uuid)
         if device is None:
             raise NotFound(f"no device {uuid}", device=uuid)
@@ -308,6 +313,7 @@ class Partitions:
             may_be_cancelled = DRAINS in open_job.arguments and AFTER_REBOOT in options
             if current == layout and not may_be_cancelled:
                 return jobs.uuids(tx, [open_job.id])[0]
+            # A program job has no layout.
             change = "programmed" if current is None else f"partitioned with layout {current}"
             raise WrongState(
                 f"device {uuid} is being {change}: wait until the job has ended and the host has "
@@ -316,6 +322,7 @@ class Partitions:
             )
         now, deadline = self.uow.clock(), None
         obstacle = find_obstacle(tx, uuid, rows)
+        # Without an obstacle, the job need not wait and begins at once.
         if obstacle is None:
             options = {name: value for name, value in options.items() if name != DRAINS}
         elif DRAINS in options:

@@ -62,7 +62,7 @@ def end_set_restores(tx: sa.Connection, host: str, now: datetime) -> EndedRestor
     # a job between this and ``enqueue_restores``, or lock the ARQs in another order.
     jobs.lock_bound(tx, host)
     if not (ids := jobs.find_set_restores(tx, host)):
-        return EndedRestores((), 0)
+        return EndedRestores(uuids=(), stale=0)
     rows = arqs.lock_of_jobs(tx, ids)
     failing = jobs.failing_restores(tx, ids)
     jobs.end(tx, ids, JobState.CANCELLED, "the host was rebooted: all devices are restored")

@@ -159,6 +159,7 @@ class MaintenanceWindows:
         if window is None or window["until"] <= now or window["successor"] != SuccessorMode.AUTO:
             return 0
         bound = {_to_key(row): row for row in successors.bound_contexts(tx, device)}
+        # Those that have not exchanged their handles yet, also the failed ones.
         recorded = {_to_key(row): row for row in successors.recorded(tx, device)}
         deadline = now + timedelta(seconds=self.conf.conductor.attachment_timeout)
         new = [
@@ -196,8 +197,8 @@ class MaintenanceWindows:
     def _end(self, tx: sa.Connection, device: str, due_by: datetime | None = None) -> bool:
         """Delete the window of a locked device and set its status; return False if it has none.
 
-        With ``due_by``, a window that ends later stays, as if there were none: an operator may have
-        extended it.
+        The status is the one that the device has after the window. With ``due_by``, a window that
+        ends later stays, as if there were none: an operator may have extended it.
         """
         window = store.find_window(tx, device)
         if window is None or not store.delete_window(tx, device, due_by):

@@ -167,7 +167,8 @@ class OutboxWorker:
                     failed_subjects |= self._record_answers(lease, ready, errors)
                     delivered += errors.count(None)
                 case Invalid() if len(subjects := _by_subject(ready)) > 1:
-                    # One message may make the destination refuse all: find it.
+                    # One message may make the destination refuse all. So each subject is sent
+                    # by itself, before the other batches.
                     batches.extendleft(reversed(subjects))
                 case Invalid(message=error):
                     failed_subjects |= self._record_failures(lease, ready, error)
@@ -183,7 +184,7 @@ class OutboxWorker:
     def _send(self, rows: Sequence[LeasedMessageRow]) -> list[str | None] | Invalid | Unavailable:
         """Send messages together; return the answers, or why the destination takes none of them.
 
-        It has refused the batch as a whole, or is unavailable for all further messages, too.
+        Invalid: it has refused the batch as a whole. Unavailable: it would take no further message.
         """
         traces = [row["trace_context"] for row in rows if row["attempts"] < MAX_TRACED_ATTEMPTS]
         try:

@@ -201,6 +201,10 @@ class ConductorService:
             )
 
     def _start(self) -> None:
+        """Wait for the database, start the tasks, then wait for the broker and serve.
+
+        Runs in a thread of its own, and ends early if the conductor is stopped meanwhile.
+        """
         engine, transport = self._engine, self._transport
         placement, nova = self._placement, self._nova
         if engine is None or transport is None or placement is None or nova is None:
@@ -298,7 +302,7 @@ class ConductorService:
         topic = f"{self._conf.rpc.topic}.{CONDUCTOR.name}"
         server = make_server(transport, self._conf, topic, self._conf.host, endpoint)
         rate_limited_log = RateLimitedLogger(logger=LOG)
-        backoff = Backoff(0.5, MAX_RETRY_DELAY)
+        backoff = Backoff(initial=0.5, maximum=MAX_RETRY_DELAY)
         while not self._stopping.is_set():
             try:
                 server.start()

@@ -123,6 +123,7 @@ class OrphanCollector:
         # First, and with a budget of its own: it needs no answer of Placement, which may be away.
         self._expire(stats, self._new_query())
         grace = self._grace_period()
+        # Without Nova there are no allocations: each ARQ would look like an orphan.
         if grace is not None:
             # An allocation precedes its bind: each ARQ bound now must have one when Placement is
             # queried. Without a grace period, a bind has one interval to complete.
@@ -317,13 +318,14 @@ class OrphanCollector:
                 continue
             by_presence: dict[Presence, list[BoundArq]] = {}
             for arq in group:
-                if arq.instance not in consumers and not self._stopped.is_set():
-                    presence = query.get_presence(arq.instance, arq.hostname)
-                    if self._nova is not None and query.was_skipped(arq.instance):
-                        # Nova was not asked, and could have the instance on the host.
-                        postponed.append(arq)
-                    else:
-                        by_presence.setdefault(presence, []).append(arq)
+                if arq.instance in consumers or self._stopped.is_set():
+                    continue
+                presence = query.get_presence(arq.instance, arq.hostname)
+                if self._nova is not None and query.was_skipped(arq.instance):
+                    # Nova was not asked, and could have the instance on the host.
+                    postponed.append(arq)
+                else:
+                    by_presence.setdefault(presence, []).append(arq)
             in_use += by_presence.pop(Presence.ON_HOST, ())
             # Also if Nova did not answer: then the grace period decides, as without Nova.
             for presence, arqs in by_presence.items():
@@ -378,6 +380,7 @@ class OrphanCollector:
         for row in rows:
             if self._stopped.is_set():
                 return
+            # Without Nova, or without an instance, no reboot of an instance can need the ARQ.
             presence = Presence.NOT_FOUND
             if self._nova is not None and row["instance_uuid"] is not None:
                 presence = query.get_presence(row["instance_uuid"], row["hostname"])
@@ -385,7 +388,7 @@ class OrphanCollector:
                 of_contexts.append(_failed_arq(row))
             elif presence is Presence.NOT_FOUND:
                 deletable.append(row["id"])
-            elif presence is not Presence.UNKNOWN:
+            elif presence is not Presence.UNKNOWN:  # else the next scan queries Nova again
                 kept.append(row["id"])
         if of_contexts:
             unchanged = orphans.is_same_failure

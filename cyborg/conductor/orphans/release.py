@@ -161,6 +161,7 @@ def log_released(released: Iterable[BoundArq], *, keep: bool) -> None:
                 "Orphaned ARQ was deleted: its instance no longer exists and has no allocation on "
                 "the resource provider"
             )
+        # Not suspected before: only an offloaded instance loses its ARQ without a grace period.
         elif arq.orphan_since is None:
             text = (
                 "Orphaned ARQ was unbound: its instance is shelved and offloaded and has no "
@@ -228,6 +229,7 @@ class DroppedArqs:
             if len(projects) < MAX_PROJECTS:
                 self._last_project = ""
         except CyborgError as exc:
+            # The projects of the earlier answers are idle all the same.
             LOG.warning(
                 "Cannot query Nova about unbound ARQs, retrying in the next scan: %s", exc.message
             )
@@ -358,6 +360,7 @@ class OrphanCheck:
         """
         if not providers:
             return False
+        # Without a slot in time there is no check: the others may release what the bind needs.
         if self._slots.acquire(timeout=MAX_SECONDS):
             try:
                 self._check(providers)

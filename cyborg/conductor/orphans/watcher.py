@@ -175,7 +175,7 @@ class InstanceWatcher:
     def check(self, instance: str) -> None:
         """Queue an instance for a check now."""
         now = self._clock()
-        if self._queue.add(Hint(instance, now, now)) is Added.DROPPED:
+        if self._queue.add(Hint(instance, due=now, received=now)) is Added.DROPPED:
             self._warn_dropped()
 
     def refuse(self, reason: str) -> None:
@@ -296,8 +296,10 @@ class InstanceWatcher:
             bound_before=batch.started_at,
         )
         for arq in by_decision[Decision.RETRY]:
-            skipped = self._stopped.is_set() or batch.query.was_skipped(arq.instance)
-            (batch.postponed if skipped else batch.unanswered).add(arq.instance)
+            if self._stopped.is_set() or batch.query.was_skipped(arq.instance):
+                batch.postponed.add(arq.instance)
+            else:
+                batch.unanswered.add(arq.instance)
         for decision in (Decision.KEEP, Decision.SUSPECT):
             batch.kept |= {arq.instance for arq in by_decision[decision]}
 

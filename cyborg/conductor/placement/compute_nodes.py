@@ -119,6 +119,7 @@ class ComputeNodeResolver:
         self._cache.pop(host, None)
 
     def _resolve(self, host: str, identity: core.Identity) -> ProviderSummary:
+        """Look the compute node of a host up in Placement. Raise NotFound, Unavailable."""
         if identity.provider is not None:
             return self._find_configured(host, identity.provider)
         if identity.compute_id is not None:

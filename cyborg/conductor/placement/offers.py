@@ -137,8 +137,9 @@ def plan_host(
     every_size = every_size or any(row["offer"] is None for row in sets.rows.values())
     allocated_sizes = _find_allocated_sizes(sets)
     for group in sorted({pool.group for pool in sets.pools}):
+        # Without a group, each source of the host has what it wants, whatever other hosts offer.
         if not group:
-            planner.plan(group, host, None)
+            planner.plan(group, host, shortage=None)
             continue
         # Only one pool of a group wants sets: a source with the mode ALL has a pool of its own.
         wanting = (pool.wanted for pool in sets.pools if pool.group == group and pool.wanted)
@@ -192,9 +193,10 @@ class _Planner:
         if host in self._hosts:
             return self._hosts[host]
         rows = store.lock_sets(self.tx, host)
-        own = {row["rp_uuid"] for row in rows}
-        revisions = {uuid: revision for uuid, revision in withdrawn.items() if uuid in own}
-        ended = store.lock_current(self.tx, revisions, own)
+        own_providers = {row["rp_uuid"] for row in rows}
+        revisions = {uuid: withdrawn[uuid] for uuid in withdrawn.keys() & own_providers}
+        # Those with a later revision were changed since, and may be offered again.
+        ended = store.lock_current(self.tx, revisions, others=own_providers)
         # The units are read below, after these locks: with the claims that held the locks before.
         for row in rows:
             if row["rp_uuid"] in ended and row["offer"] == OfferState.WITHDRAWING:
@@ -278,6 +280,7 @@ def _to_facts(
     return SetFacts(
         id=row["id"],
         name=row["address"],
+        # A set without present members has an obstacle, and here a unit that no other set has.
         units=frozenset(map(_name, members)) or frozenset({row["address"]}),
         # The plan knows from its units that a set is allocated.
         state=OfferState.OFFERED if state is OfferState.ALLOCATED else state,
@@ -314,6 +317,7 @@ def _find_obstacle(
 
 def _describe(row: DeviceFactsColumns, detail: str | None) -> str | None:
     """Return the condition of a device that excludes it, with details; None if there is none."""
+    # The plan ignores whether the host is down, and decides itself which sets are withheld.
     facts = DeviceFacts.from_row(row, host_down=False, withheld=False)
     status = evaluate(facts)
     if status.schedulable:

@@ -216,6 +216,7 @@ class Publisher:
             "publisher", lambda item: self._publish_host_safely(*item, batch), hosts, max_calls
         ):
             result.add(host_result)
+        # The flag was set for a provider without an answer, whose error is here.
         if self._placement_down:
             last_error = next(reversed(result.unanswered.values()))
             remaining = [row["uuid"] for row in batch.rows if not result.has_result(row)]
@@ -227,6 +228,7 @@ class Publisher:
         result = BatchResult()
         try:
             kind = tracing.SpanKind.INTERNAL
+            # A new trace: no client waits for the publishing.
             span = tracing.root_span("placement.publish", None, kind, host=host)
             with log_fields(host=host), span:
                 if host in batch.unplanned:

@@ -71,7 +71,7 @@ class ProviderReconciler:
             summary = summary or self.placement.get(uuid)
             _check_lease(lease_expired)
         drift: tuple[str, ...] = ()
-        reserved: InUse | None = None
+        removal_error: InUse | None = None
         # Read, compare and write anew after each conflict, never merge: the newest desired state is
         # in the database, and Placement is rendered from it.
         for _ in range(MAX_ATTEMPTS):
@@ -80,13 +80,16 @@ class ProviderReconciler:
                 if verify_only and desired is not None:
                     # The first comparison counts: a retry has written part of the difference.
                     drift = drift or core.describe_drift(desired, actual)
+                # Placement moves and renames a provider without a generation check.
                 if desired is not None and actual is not None and _needs_move(actual, desired):
                     _check_lease(lease_expired)
                 generation = self._write(uuid, desired, summary, actual, inventories)
             except InUse as exc:
                 if desired is not None or not may_evict():
                     raise
-                reserved = exc  # no consumer is added while the present ones are evicted
+                # The provider is now fully reserved: it gets no consumer while the present ones are
+                # evicted.
+                removal_error = exc
                 break
             except Conflict as exc:
                 conflict = exc
@@ -99,9 +102,9 @@ class ProviderReconciler:
             else:
                 parent = desired.parent_uuid if desired is not None else None
                 return Outcome(drift, PlacementState(generation, parent))
-        if reserved is not None:
-            self._delete_with_consumers(uuid, reserved, may_evict, lease_expired)
-            return Outcome((), PlacementState(None, None))
+        if removal_error is not None:
+            self._delete_with_consumers(uuid, removal_error, may_evict, lease_expired)
+            return Outcome(drift=(), state=PlacementState(generation=None, parent=None))
         raise Conflict(
             f"other clients keep changing the resource provider, {MAX_ATTEMPTS} attempts failed: "
             f"{conflict.message}"
@@ -203,15 +206,16 @@ class ProviderReconciler:
     def _delete_with_consumers(
         self,
         uuid: str,
-        reserved: InUse,
+        removal_error: InUse,
         may_evict: Callable[[], bool],
         lease_expired: Callable[[], bool],
     ) -> None:
         """Delete what consumers have allocated of a reserved provider, then the provider.
 
         Other allocations of the consumers are kept. A consumer whose allocations cannot be changed
-        does not prevent the others: raise InUse, which names it, at the end. Raise ``reserved`` if
-        the allocations may not be deleted any more.
+        does not prevent the others: raise InUse, which names it, at the end. Raise
+        ``removal_error``, that of the deletion before, if the allocations may not be deleted any
+        more.
         """
         failures = []
         # One by one: Placement has no call that deletes what several consumers have of one
@@ -219,7 +223,7 @@ class ProviderReconciler:
         for consumer in sorted(self.placement.allocations(uuid) or {}):
             _check_lease(lease_expired)
             if not may_evict():
-                raise reserved
+                raise removal_error
             try:
                 self._evict(consumer, uuid)
             except Unavailable:

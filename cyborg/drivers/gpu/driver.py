@@ -109,6 +109,7 @@ class GpuDriver(PciDriver):
             self._access.set_partition_mode,
             self._class_of_whole,
         )
+        # A mix can need the other MIG mode, and NVML may list only the types of the present one.
         self._facts.reader.keeps_types = bool(mixes)
         self._vgpu_layouts = VgpuLayouts(
             self._vgpus,
@@ -116,6 +117,7 @@ class GpuDriver(PciDriver):
             str(self.options["nvidia_smi"]),
             self._class_of_whole,
         )
+        # The first that has layouts of a device applies; the last one has some of any device.
         self._layout_kinds: tuple[_Layouts, ...] = (
             self._vgpu_layouts,
             self._vf_layouts,
@@ -152,8 +154,8 @@ class GpuDriver(PciDriver):
     def select(self, function: PciFunction) -> rules.Rule | None:
         """Return the rule for a PCI function; record it if it is for vGPUs."""
         rule: vgpu.VgpuRule | mdev.MdevRule | None = self._vgpus.select(function)
-        if rule is None and (parent := mdev.rule_of_function(self._mdev_rules, function)):
-            rule = self._selected[function.address] = parent
+        if rule is None and (mdev_rule := mdev.rule_of_function(self._mdev_rules, function)):
+            rule = self._selected[function.address] = mdev_rule
         if rule is None:
             return super().select(function)
         return rules.Rule(type=inventory.DeviceType.GPU, resource_class=rule.resource_class)
@@ -182,12 +184,12 @@ class GpuDriver(PciDriver):
 
     def find_used(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
         """Return the PCI functions that must not be offered: a text with the reason by address."""
-        found = super().find_used(functions)
+        reasons = super().find_used(functions)
         withheld = self._partitions.find_divided(functions.values())
         withheld |= self._vgpus.find_used(functions)
         withheld |= self._mig_modes.find_used(functions, self._vgpu_layouts.has_layouts)
         for address, reason in withheld.items():
-            found.setdefault(address, reason)
+            reasons.setdefault(address, reason)
         for card in functions.values():
             if self.is_shared(card) or card.iommu_group is None or not self.is_candidate(card):
                 continue
@@ -195,12 +197,12 @@ class GpuDriver(PciDriver):
             for other in classes.find_companions(card, functions.values()):
                 if other.iommu_group == card.iommu_group and other.kernel_driver not in _DETACHED:
                     kind = classes.COMPANIONS[other.class_code[:4]]
-                    found.setdefault(
+                    reasons.setdefault(
                         card.address,
                         f"its {kind} function {other.address}, in the same IOMMU group, is bound "
                         f"to {other.kernel_driver}; expected {_VFIO}",
                     )
-        return found
+        return reasons
 
     def _may_be_whole(self, card: PciFunction) -> bool:
         """Return whether the backend offers a card of NVIDIA as a whole, unless it is used."""
@@ -254,15 +256,10 @@ class GpuDriver(PciDriver):
         )
         cards = super().discover()
         with mediated_devices_excluded():
-            plans = parents.limit_slots(
-                {
-                    parent: self._plan(parent, rule)
-                    for parent, rule in sorted(self._selected.items())
-                },
-                self._selected,
-                self._card_of,
-                self._cards,
-            )
+            plans = {
+                parent: self._plan(parent, rule) for parent, rule in sorted(self._selected.items())
+            }
+            plans = parents.limit_slots(plans, self._selected, self._card_of, self._cards)
             # The parents that are not on the PCI bus.
             virtual_rules = {
                 name: rule
@@ -305,9 +302,9 @@ class GpuDriver(PciDriver):
         return super().measure([device for device in devices if is_pci_address(device.address)])
 
     def prepare(self, item: WorkItem, instance: str | None) -> None:
-        """Create the vGPU of a handle, or check that the host does not use a function.
+        """Create the vGPU or mediated device of a handle.
 
-        The check is for handles that are whole PCI functions.
+        For a handle that is a whole PCI function, check that the host does not use it.
         """
         if self._vgpus.handles(item):
             with locked(item.device):
@@ -350,7 +347,7 @@ class GpuDriver(PciDriver):
         )
 
     def release(self, item: WorkItem) -> None:
-        """Remove the vGPU of a handle, also if no rule enables its type any more."""
+        """Remove the vGPU or mediated device of a handle, also if no rule enables its type now."""
         if is_pci_address(item.handle):
             with locked(item.device):
                 type_ = self._vgpus.release(item)
@@ -370,9 +367,8 @@ class GpuDriver(PciDriver):
         except Invalid:
             return  # something that was never prepared
         device = self._uuid(slot)
-        # Never prepared: prepare refuses such a handle.
         if slot.parent != item.deployable:
-            return
+            return  # never prepared: ``prepare`` refuses such a handle
         with locked(item.device), mediated_devices_excluded():
             self._access.remove_mdev(slot.parent, slot.type, device)
         LOG.info(
@@ -405,7 +401,8 @@ class GpuDriver(PciDriver):
         address = str(PciAddress.parse(address))
         self.read_domains(fresh=True)  # ``find_used`` gets the same facts
         if not self._whole.has_owner(address):
-            # Another program may have changed the MIG mode.
+            # Another program may have changed the MIG mode. A card with an owner is not opened: its
+            # server may start now.
             with locked_once(address):
                 self._facts.expire(address)
                 self._facts.read_address(address)
@@ -428,11 +425,11 @@ class GpuDriver(PciDriver):
         types = read_types(self._sysfs, parent)
         if is_pci_address(parent):
             card = self._card_of(parent)
-            profile_of = self._facts_of(card).vgpu_profiles
+            by_type = self._facts_of(card).vgpu_profiles
             names = [short_name(types[name].name or "") for name in rule.types if name in types]
-            profiles = frozenset(profile_of[name] for name in names if name in profile_of)
-            of_card = self._mig_parents.setdefault(card, {})
-            of_card[parent] = mig.Parent(rule.resource_class, profiles)
+            profiles = frozenset(by_type[name] for name in names if name in by_type)
+            parents_of_card = self._mig_parents.setdefault(card, {})
+            parents_of_card[parent] = mig.Parent(rule.resource_class, profiles)
         plans = [mdev.plan_slots(parent, name, types, self._uuid) for name in rule.types]
         # Not the first with slots: servers may have the devices of another type.
         return next(
@@ -446,7 +443,7 @@ class GpuDriver(PciDriver):
     def _class_of_whole(self, address: str) -> str | None:
         """Return the resource class of a card without virtual functions; None if not offered."""
         card = self._sysfs.pci_function(address)
-        offer = None if card is None else self._offer(replace(card, numvfs=0), None)
+        offer = None if card is None else self._offer(replace(card, numvfs=0), withheld=None)
         return None if offer is None else offer.resource_class
 
     def _physical_only(self, card: PciFunction) -> Offer | None:
@@ -454,9 +451,9 @@ class GpuDriver(PciDriver):
         rule = self._vgpus.rule_of_card(card.address)
         if rule is None or card.numvfs or not self._vgpu_layouts.has_layouts(card.address):
             return super()._physical_only(card)
-        withheld = self._used.get(card.address, sriov.NOT_SELECTED)
-        type_ = inventory.DeviceType.GPU
-        return Offer(card, type_, rule.resource_class, rule.traits, frozenset(), withheld)
+        reason = self._used.get(card.address, sriov.NOT_SELECTED)
+        type_, kernel_drivers = inventory.DeviceType.GPU, frozenset[str]()
+        return Offer(card, type_, rule.resource_class, rule.traits, kernel_drivers, withheld=reason)
 
     def _facts_of(self, card: str) -> GpuFacts:
         return self._cards.get(card) or GpuFacts()

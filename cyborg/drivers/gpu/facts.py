@@ -76,6 +76,7 @@ class ReadAttempts:
         if self._span is None:
             return True
         end = getattr(self._own, "end", None)
+        # Without an end this thread is in no discovery.
         if end is None or address in self._own.failed:
             return False
         if self._own.has_tried and self._clock() >= end:
@@ -166,12 +167,12 @@ class FactsReader:
             # Asked first: another thread can read the card after the facts are loaded below.
             never_tried = key not in self._tried
             is_unread = not self._try(card, memory) and never_tried
-        found = self._facts.get(key)
-        if found is None:
+        facts = self._facts.get(key)
+        if facts is None:
             # Another thread may have read the card since.
-            found = self._facts.setdefault(key, self._load_last(memory, _name_of(card)))
-        is_nothing_known = found == GpuFacts()
-        return None if is_unread and is_nothing_known and self._has_nvml() else found
+            facts = self._facts.setdefault(key, self._load_last(memory, _name_of(card)))
+        is_nothing_known = facts == GpuFacts()
+        return None if is_unread and is_nothing_known and self._has_nvml() else facts
 
     def read_again(self, card: PciFunction, memory: Memory) -> GpuFacts:
         """Read a card also if it is not due; call this with the card locked.
@@ -242,37 +243,37 @@ class FactsReader:
         """Read a card, and store the facts; return whether NVML shows it."""
         key, name = (card.address, card.product), _name_of(card)
         generation = self._generations[card.address]
-        found = self._read_facts(card.address)
-        if found is None:
+        facts = self._read_facts(card.address)
+        if facts is None:
             return False
-        found = self._keep_links(found, self._facts.get(key) or _load(memory, name))
-        if self.keeps_types and found.mig is not None:
+        facts = self._keep_links(facts, self._facts.get(key) or _load(memory, name))
+        if self.keeps_types and facts.mig is not None:
             # Each mode has its own record, with the types of that mode only.
-            memory.put(f"{name} {found.mig}", json.dumps(found.to_dict()))
-            other_mode = "disabled" if found.in_mig_mode else "enabled"
-            found = _add_types(found, _load(memory, f"{name} {other_mode}"))
-        self._facts[key] = found
+            memory.put(f"{name} {facts.mig}", json.dumps(facts.to_dict()))
+            other_mode = "disabled" if facts.in_mig_mode else "enabled"
+            facts = _add_types(facts, _load(memory, f"{name} {other_mode}"))
+        self._facts[key] = facts
         with self._lock:
             # Facts that are outdated already are kept too, being newer than the previous ones, but
             # the card stays due.
             if self._generations[card.address] == generation:
                 self._current.add(key)
                 self._forgotten.discard(card.address)
-        memory.put(name, json.dumps(found.to_dict()))
+        memory.put(name, json.dumps(facts.to_dict()))
         return True
 
     def store_mode(self, card: PciFunction, mode: MigMode, memory: Memory) -> None:
         """Change the last known facts about a card to a MIG mode; call this with the card locked.
 
-        The card stays due if it is so.
+        A card that is due stays due.
         """
         key, name = (card.address, card.product), _name_of(card)
-        found = self._facts.get(key) or self._load_last(memory, name)
-        if found.mig != mode.mig:
+        facts = self._facts.get(key) or self._load_last(memory, name)
+        if facts.mig != mode.mig:
             # A switch of the mode removes the GPU instances; which ones exist since is unknown.
-            found = replace(found, mig=mode.mig, mig_instances={})
-        self._facts[key] = found = replace(found, mig_pending=mode.is_pending)
-        memory.put(name, json.dumps(found.to_dict()))
+            facts = replace(facts, mig=mode.mig, mig_instances={})
+        self._facts[key] = facts = replace(facts, mig_pending=mode.is_pending)
+        memory.put(name, json.dumps(facts.to_dict()))
 
     def is_due(self, card: PciFunction) -> bool:
         """Return whether the facts about a card that NVML knows are not current."""

@@ -183,8 +183,9 @@ def parse(text: str) -> MdevRule:
     parent = own.get("parent")
     if parent is not None:
         _check_parent(parent, others)
-    # The default here, because functions of any kind can be parents. The parser would refuse it
-    # with a resource class, which is that of the mediated devices here.
+    # ``functions=all`` is the default here, because functions of any kind can be parents. It is
+    # removed and set again below: the parser of rules refuses it with a resource class, which in
+    # this rule is that of the mediated devices.
     others = [part for part in others if part.replace(" ", "") != f"{rules.SCOPE}=all"]
     if parent is not None:
         others.append("address=*")  # the parser below needs a key that matches

@@ -48,12 +48,13 @@ class MigLayouts:
         """Apply a layout to the device at an address. Raise DriverFailed if this fails."""
         self._forget_facts(address)  # somebody may have changed the instances
         facts = self._read_facts(address)
-        enabled = mig.is_enabled(facts)
-        if layout == (mig.current_layout(facts) if enabled else mig.FIXED):
+        in_mig_mode = mig.is_enabled(facts)
+        if layout == (mig.current_layout(facts) if in_mig_mode else mig.FIXED):
             return
-        profile = mig.profile_of(facts, layout) if enabled else None
-        if profile is None and not (enabled and layout == mig.NONE):
-            profiles = facts.mig_profiles if enabled else {}
+        profile = mig.profile_of(facts, layout) if in_mig_mode else None
+        removes_all = in_mig_mode and layout == mig.NONE
+        if profile is None and not removes_all:
+            profiles = facts.mig_profiles if in_mig_mode else {}
             names = [mig.layout_of(name, count) for name, count in profiles.items()]
             raise DriverFailed(
                 f"{address} has no layout {layout!r}: expected {', '.join(names) or mig.FIXED}"

@@ -119,24 +119,28 @@ class MigModes:
         now = self._access.clock()
         known = [card for card in functions if is_known(card)]
         whole = [card for card in known if self._may_be_whole(card)]
-        aged = [card for card in whole if self._due.get(card.address, now) <= now]
-        mode_due = {card.address for card in aged} - set(find_domains(aged) if aged else ())
+        # Those whose INTERVAL is over; libvirt is read only if there are any.
+        outdated = [card for card in whole if self._due.get(card.address, now) <= now]
+        in_domains = set(find_domains(outdated) if outdated else ())
+        mode_due = {card.address for card in outdated} - in_domains
         shared = {f.physfn or f.address for f in functions if is_shared(f)}
         offered = shared | {card.address for card in whole}
         reader, attempts = self._facts.reader, self._facts.attempts
         attempts.begin()  # not before: libvirt may have taken the time
 
         def is_due(card: PciFunction) -> bool:
-            is_wanted = card.address in offered or reader.is_asked_for(card)
-            return card.address in mode_due or (is_wanted and reader.is_due(card))
+            is_needed = card.address in offered or reader.is_asked_for(card)
+            return card.address in mode_due or (is_needed and reader.is_due(card))
 
         cards = list(filter(is_due, known))
+        # A shared card first among those that were tried at the same time: False is before True.
         cards.sort(key=lambda card: (attempts.last(card.address), card.address not in shared))
         for card in cards:
             with locked_if_free(card.address) as acquired:
+                # Again, with the lock: a job that had it may have read the card, or given it away.
                 reads_mode = card.address in mode_due and not self._owners.has_owner(card.address)
-                was_due = reader.is_due(card)
-                if not acquired or not (reads_mode or was_due):
+                facts_due = reader.is_due(card)
+                if not acquired or not (reads_mode or facts_due):
                     continue
                 if not attempts.may_try(card.address):
                     return  # the time is over: the next discovery continues
@@ -144,7 +148,7 @@ class MigModes:
                 if reads_mode:
                     self._due[card.address] = now + INTERVAL
                     # A card that was due was opened just now, and its facts have the mode.
-                    if not was_due:
+                    if not facts_due:
                         self._check_mode(card, facts)
 
     def _check_mode(self, card: PciFunction, known: GpuFacts) -> None:
@@ -169,15 +173,15 @@ class MigModes:
 
         ``has_layouts`` returns whether layouts switch the mode of the card at an address.
         """
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for card in filter(self._may_be_whole, functions.values()):
             facts = self._facts.find(card)
             if facts is None:
-                found[card.address] = UNREAD
+                reasons[card.address] = UNREAD
             elif facts.in_mig_mode or facts.mig_pending:
                 state = _ENABLED if facts.in_mig_mode else _PENDING
-                found[card.address] = f"{state}: {_find_remedy(card, has_layouts(card.address))}"
-        return found
+                reasons[card.address] = f"{state}: {_find_remedy(card, has_layouts(card.address))}"
+        return reasons
 
 
 def is_whole(item: WorkItem) -> bool:

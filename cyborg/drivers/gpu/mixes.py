@@ -47,6 +47,7 @@ class Mix:
         if not self.counts.keys() <= set(types):
             return False
         if backed := self.counts.keys() & facts.vgpu_profiles.keys():
+            # MIG-backed types, which exist in MIG mode only, where no other type can exist.
             instances = self.instances(facts)
             return len(backed) == len(self.counts) and all(
                 count <= facts.mig_profiles.get(profile, 0) for profile, count in instances.items()
@@ -57,6 +58,7 @@ class Mix:
         unsupported = facts.heterogeneous is None and not facts.in_mig_mode
         if self.is_heterogeneous(facts) and unsupported:
             return False
+        # Each vGPU takes one part of the card, of as many parts as there can be vGPUs of its type.
         return sum(Fraction(n, facts.max_vgpus[type_]) for type_, n in self.counts.items()) <= 1
 
     def needs_mig(self, facts: GpuFacts) -> bool:
@@ -73,7 +75,7 @@ class Mix:
         found: dict[str, int] = {}
         for type_, count in self.counts.items():
             if (profile := facts.vgpu_profiles.get(type_)) is not None:
-                # vGPUs of several types do not share a GPU instance.
+                # vGPUs of several types do not share a GPU instance. The number is rounded up.
                 needed = -(-count // facts.vgpus_per_instance.get(type_, 1))
                 found[profile] = found.get(profile, 0) + needed
         return found
@@ -106,7 +108,7 @@ def parse_mixes(texts: Sequence[str]) -> tuple[Mix, ...]:
         except Invalid as exc:
             raise InvalidOption(text, f"fewer types: {exc.message}") from exc
         mixes[mix.name] = mix
-    # The whole card, and the current layout.
+    # Two layouts are no mixes: the whole card, and the current layout if it is none of these.
     if len(mixes) > MAX_LAYOUTS - 2:
         raise InvalidOption(len(mixes), f"at most {MAX_LAYOUTS - 2} mixes")
     return tuple(mixes.values())

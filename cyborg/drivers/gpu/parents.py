@@ -84,12 +84,13 @@ def limit_slots(
     for (card, _), group in groups.items():
         known_facts, type_name = known.get(card, GpuFacts()), _name_of(group.values())
         facts = known_facts or GpuFacts()
-        # Each MIG-backed vGPU needs an instance. A rule overrides what NVML knows of a product.
         profile = facts.vgpu_profiles.get(type_name, "")
         maximum = facts.max_vgpus.get(type_name)
         if profile and facts.in_mig_mode and not facts.mig_instances:
             # The instances are unknown: the kernel driver says only whether one more can exist.
             maximum = 1 + sum(plan.others + len(plan.occupied) for plan in group.values())
+        # The first that is known applies. Each MIG-backed vGPU needs an instance, whatever a rule
+        # permits; a rule overrides what NVML knows of a product.
         limits = [
             facts.mig_instances.get(profile),
             *(rules[parent].max_per_card for parent in group),
@@ -101,7 +102,7 @@ def limit_slots(
         elif known_facts is None:
             limited |= {
                 parent: plan if plan.slots else replace(plan, reason=plan.reason or _UNREAD)
-                for parent, plan in mdev.limit_slots(group, 0).items()
+                for parent, plan in mdev.limit_slots(group, limit=0).items()
             }
     # A card whose other functions have its devices is not a problem to be shown.
     full = {card_of(plan.slots[0].parent) for plan in plans.values() if plan.slots}

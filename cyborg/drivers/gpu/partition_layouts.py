@@ -72,17 +72,17 @@ class PartitionLayouts:
 
     def find_divided(self, functions: Iterable[PciFunction]) -> dict[str, str]:
         """Return the cards that must not be offered as a whole: a reason by address."""
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for card in functions:
             if self._modes and self._available(card):
                 mode, advice = self._current(card), f"apply the layout {amdgpu.WHOLE}"
             else:
-                mode, advice = self._read_undescribed(card), f"set the mode {amdgpu.WHOLE}"
+                mode, advice = self._mode_without_layouts(card), f"set the mode {amdgpu.WHOLE}"
             if mode != amdgpu.WHOLE:
-                found[card.address] = (
+                reasons[card.address] = (
                     f"its partition mode is {mode}, for processes of the host: {advice}"
                 )
-        return found
+        return reasons
 
     def of_device(self, device: Device) -> Sequence[Layout]:
         """Return the layouts of a card, the current one first."""
@@ -94,9 +94,11 @@ class PartitionLayouts:
         offers: dict[str, Mapping[str, int]] = {self._current(card): count_handles(device)}
         offered_class = self._class_of_whole(device.address)
         for mode in self._possible(card):
-            whole = mode == amdgpu.WHOLE and offered_class is not None
-            offers.setdefault(mode, {str(offered_class): 1} if whole else {})
-        return [Layout(name, found, frozenset({trait_of(name)})) for name, found in offers.items()]
+            has_handle = mode == amdgpu.WHOLE and offered_class is not None
+            offers.setdefault(mode, {str(offered_class): 1} if has_handle else {})
+        return [
+            Layout(name, counts, frozenset({trait_of(name)})) for name, counts in offers.items()
+        ]
 
     def apply(self, address: str, layout: str) -> None:
         """Apply a layout to the card at an address.
@@ -131,7 +133,7 @@ class PartitionLayouts:
         text = self._memory().get(key)
         return tuple(m for m in amdgpu.MODES if m in text.split(",")) if text else ()
 
-    def _read_undescribed(self, card: PciFunction) -> str:
+    def _mode_without_layouts(self, card: PciFunction) -> str:
         """Return the mode of a card without layouts; that of a whole card if it has none."""
         if card.vendor != amdgpu.AMD or card.physfn is not None or not classes.is_gpu(card):
             return amdgpu.WHOLE

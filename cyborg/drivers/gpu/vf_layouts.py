@@ -85,6 +85,7 @@ class VfResources:
 
     def check(self, sysfs: Sysfs, card: PciFunction, count: int) -> None:
         """Raise DriverFailed if a card cannot have them with a number of virtual functions."""
+        # The option, the attribute that it needs, and the first Linux whose ``xe`` has that.
         missing: tuple[str, str, str] | None = None
         if count and not xe.has_scheduling(sysfs, card.address, self.settings):
             missing = f"{', '.join(self.settings)} of vf_scheduling", "sriov_admin", "6.19"
@@ -139,6 +140,7 @@ class VfLayouts:
         or a step fails; then the previous number of virtual functions is restored, with what they
         had.
         """
+        # 0 also for a name that is no layout, which ``Layouts.apply`` refuses below.
         card, count = self._sysfs.pci_function(address), parse_layout(layout) or 0
         if card is not None:
             self._resources.check(self._sysfs, card, count)
@@ -152,7 +154,7 @@ class VfLayouts:
                 self._set_again(address, card.numvfs, exc)
             raise
         if card is None:
-            return
+            return  # it appeared after the check: its functions keep what the kernel driver gave
         try:
             self._resources.set(address, count)
         except CyborgError as exc:

@@ -130,8 +130,8 @@ def plan_card(
     creatable = [t for t in types if any(find_type(f.creatable, t) is not None for f in free)]
     remark = None
     if mix is None:
-        used = next((t for t in types if t in own.values()), None)
-        chosen = used or next(iter(creatable), next(iter(types)))
+        type_in_use = next((t for t in types if t in own.values()), None)
+        chosen = type_in_use or next(iter(creatable), next(iter(types)))
         limit = max_per_card if max_per_card is not None else facts.max_vgpus_of(chosen)
         others = Counter([*(t for t in own.values() if t != chosen), *foreign])
         if limit is None and chosen in creatable:

@@ -186,7 +186,7 @@ class VgpuCards:
         plan = self._plans[card.address] = self._plan(card.address, rule, addresses, mix)
         # The deployable of each function: those of the types differ from it in little.
         templates = {h.address: part for part in card.deployables for h in part.handles}
-        by_type: dict[str, list[str]] = {}
+        by_type: dict[str, list[str]] = {}  # addresses of functions
         for address, type_ in plan.handles.items():
             if address in templates:  # not withheld, such as for a use by the host
                 by_type.setdefault(type_, []).append(address)
@@ -196,8 +196,8 @@ class VgpuCards:
             if (others := tuple(h for h in part.handles if h.address not in self._selected))
         ]
         parts += [
-            self._deployable(templates[found[0]], card.address, rule, type_, found)
-            for type_, found in by_type.items()
+            self._deployable(templates[offered[0]], card.address, rule, type_, offered)
+            for type_, offered in by_type.items()
         ]
         return add_reasons(replace(card, deployables=tuple(parts)), plan.reasons)
 
@@ -251,9 +251,9 @@ class VgpuCards:
         another type.
         """
         type_ = self.records.prepared_type(address)
-        state = kernel_vgpu.read(self.host.sysfs, address)
         if type_ is None:
             return None
+        state = kernel_vgpu.read(self.host.sysfs, address)
         function = self.host.sysfs.pci_function(address)
         if state is not None and state.current:
             # Without the function its card is unknown, and the facts about it are empty.
@@ -289,6 +289,7 @@ class VgpuCards:
             return None
         name = vgpu.name_of(state.current, known, self.host.read_facts(card))
         if name == vgpu.unknown_name(state.current):
+            # Only the ids can be compared; where none was stored, nothing shows another type.
             same = self.records.written_id(state.address) in (None, str(state.current))
         else:
             same = name == type_
@@ -340,8 +341,8 @@ class VgpuCards:
             return OTHER
         if not card.numvfs:
             facts = self.host.read_facts(card.address)
-            other = facts.in_mig_mode or facts.mig_pending or self._lacks_functions(card.address)
-            return OTHER if other else WHOLE
+            mig_differs = facts.in_mig_mode or facts.mig_pending
+            return OTHER if mig_differs or self._lacks_functions(card.address) else WHOLE
         mix = self.find_mix(self.records.layout_of(card.address))
         applied = mix is not None and mix.is_applied(self.host.read_facts(card.address))
         return mix.name if mix is not None and applied else OTHER

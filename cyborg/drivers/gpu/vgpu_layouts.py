@@ -71,7 +71,8 @@ class VgpuLayouts:
         )
         if card is None or rule is None:
             raise DriverFailed(f"there is no card {device.address}")
-        # With what it offers now, which may be less than it could: that is how it is recognised.
+        # The current one with the handles of now, which may be fewer than it could have:
+        # ``Layout.matches`` recognises it by them.
         current = self._cards.current_layout(card)
         offers: dict[str, Mapping[str, int]] = {current: count_handles(device)}
         offered_class = self._class_of_whole(device.address)
@@ -156,6 +157,7 @@ class VgpuLayouts:
         present = self._read_state(address)
         if present != target:
             self._check_no_server(address)
+        # A request of the present mode cancels a change that is pending.
         switches_mig = present.mig != target.mig or present.pending
         removes_functions = present.functions and (switches_mig or not target.functions)
         if present.instances and not target.mig:
@@ -185,6 +187,8 @@ class VgpuLayouts:
 
         Raise DriverFailed if that fails.
         """
+        # How many vGPUs of each type no server has; the types to create, by function; the functions
+        # that can get any type.
         missing, tried, free = Counter(mix.counts), dict[str, str](), list[str]()
         for state in self._states(address):
             type_ = self._records.prepared_type(state.address)

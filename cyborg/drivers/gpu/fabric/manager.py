@@ -56,7 +56,7 @@ class _Record(Serializable):
                 replace(p, is_active=is_active) if p.id == number else p for p in self.partitions
             ),
             functions={**others, str(number): tuple(functions)} if functions else others,
-            own=self.with_own(number, is_active).own,
+            own=self.with_own(number, is_own=is_active).own,
         )
 
 
@@ -121,19 +121,20 @@ class FabricManager:
             record = self._record(partitions)
             if partition.is_active:
                 self._check_functions(record, number, addresses)
-                self._store_durably(record.with_own(number, True), record)
+                self._store_durably(record.with_own(number, is_own=True), previous=record)
                 return
             # Before the request: if the agent ends in between, the list after a restart of Fabric
             # Manager has the partition. One that is active needlessly is found, a missing one cut.
             requested = record.with_active(number, is_active=True, functions=addresses)
-            self._store_durably(requested, record)
+            self._store_durably(requested, previous=record)
             try:
                 self._requests.activate(number, addresses)
             except RequestFailed as exc:
                 if exc.returned not in USED:
                     # The effect is unknown: if the partition becomes active, it is an own one.
-                    self._store(record.with_own(number, True))
+                    self._store(record.with_own(number, is_own=True))
                     raise
+                # A refused request has no effect: ``_take_active`` finds out what is active.
                 self._store(record)
                 self._take_active(number, addresses, exc)
                 return
@@ -181,7 +182,8 @@ class FabricManager:
         try:
             partitions = self._requests.list_partitions()
         except RequestFailed as exc:
-            if exc.returned not in STARTING or (record := self._load()) is None:
+            record = self._load()
+            if exc.returned not in STARTING or record is None:
                 raise
             active = [p.id for p in record.partitions if p.is_active]
             try:
@@ -205,7 +207,7 @@ class FabricManager:
             # cases the server that has all its GPUs is the one of this request.
             record = self._record(partitions)
             self._check_functions(record, number, functions)
-            self._store(record.with_own(number, True))
+            self._store(record.with_own(number, is_own=True))
             return
         if others := find_overlapping(partitions, partition):
             found = ", ".join(f"{other.id} (GPUs {_modules(other)})" for other in others)

@@ -162,7 +162,7 @@ class FabricRequests:
         if code > _MAX_STATUS:
             # fmpm exits with the returned value, of which the system keeps eight bits.
             raise RequestFailed(code - 256, f"{name} {operation}", self.address)
-        with contextlib.suppress(RecursionError, ValueError):
+        with contextlib.suppress(RecursionError, ValueError):  # no JSON: the error below
             if code == 0:
                 return json.loads(result.stdout) if result.stdout.strip() else None
         raise DriverFailed(

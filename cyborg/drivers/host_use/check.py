@@ -15,7 +15,8 @@ from cyborg.core.errors import Invalid
 from cyborg.core.inventory.delivery import is_vfio
 from cyborg.drivers.host_use import networks, processes
 from cyborg.drivers.host_use.disks import DiskReader
-from cyborg.drivers.host_use.domains import ReadDomains, find_used, read_nothing
+from cyborg.drivers.host_use.domains import ReadDomains, read_nothing
+from cyborg.drivers.host_use.domains import find_used as find_used_by_domains
 from cyborg.drivers.kernel.nvml import NVIDIA
 from cyborg.drivers.kernel.vgpu import attributes_folder
 from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
@@ -40,17 +41,17 @@ def display_functions(sysfs: Sysfs) -> dict[str, str]:
     # ``drivers/video/fbdev/core/fbsysfs.c`` (names of framebuffers) of the Linux kernel.
     cards = _displays_of(sysfs, "drm", _CARD)
     framebuffers = _displays_of(sysfs, "graphics", _FRAMEBUFFER)
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for address in cards | framebuffers:
         folder = PCI_DEVICES / address
         driver = sysfs.read_link(folder / "driver")
         if driver is not None and sysfs.read_text(folder / "boot_vga") == "1":
-            found[address] = f"it is the VGA device of the boot, bound to {driver}"
+            reasons[address] = f"it is the VGA device of the boot, bound to {driver}"
     for address, name in framebuffers.items():
-        found.setdefault(address, f"it has the framebuffer {name}")
+        reasons.setdefault(address, f"it has the framebuffer {name}")
     for address, connector in _displays_of(sysfs, "drm", _CONNECTOR, enabled=True).items():
-        found.setdefault(address, f"its display output {connector} is enabled")
-    return found
+        reasons.setdefault(address, f"its display output {connector} is enabled")
+    return reasons
 
 
 def _displays_of(
@@ -61,7 +62,7 @@ def _displays_of(
     With ``enabled`` only enabled devices count. PCI functions that are bound to VFIO are
     omitted.
     """
-    found: dict[str, str] = {}
+    first_names: dict[str, str] = {}
     for name in sysfs.list_names(f"class/{class_}"):
         path = f"class/{class_}/{name}"
         if not pattern.fullmatch(name):
@@ -71,8 +72,8 @@ def _displays_of(
         # The first is the device itself; those above it are bridges.
         for address in sysfs.functions_of(path)[:1]:
             if not is_vfio(sysfs.read_link(f"bus/pci/devices/{address}/driver")):
-                found.setdefault(address, name)
-    return found
+                first_names.setdefault(address, name)
+    return first_names
 
 
 _ENCRYPTION, _DISPLAY = "1080", "03"  # class of "other encryption controllers"; displays
@@ -172,9 +173,12 @@ def used_functions(
         is_accepted=lambda address, reason: address in shared or accepts(address, reason),
     )
     mediated = mediated_parents(sysfs_root)
+    domain_uses = find_used_by_domains(sysfs_root, domains, functions.values())
+    # The uses of these two sources are never accepted. Of those below, the first one that is not
+    # accepted is the reason of a function.
     found = {
         address: reason
-        for address, reason in find_used(sysfs_root, domains, functions.values()).items()
+        for address, reason in domain_uses.items()
         # Without VFIO the domain does not run, and servers may have the mediated devices.
         if address not in shared or is_vfio(functions[address].kernel_driver)
     } | DiskReader(sysfs).used_functions()
@@ -276,8 +280,8 @@ def mediated_parents(sysfs_root: Path) -> dict[str, str]:
         with contextlib.suppress(OSError, Invalid):
             folder = Path(os.readlink(sysfs_root / devices / name))
             parents.add(str(PciAddress.parse(folder.parent.name)))
-    found = dict.fromkeys(parents, "it has mediated devices, which servers may use")
+    reasons = dict.fromkeys(parents, "it has mediated devices, which servers may use")
     for parent in sorted(parents):
         if physfn := sysfs.read_link(f"bus/pci/devices/{parent}/physfn"):
-            found.setdefault(physfn, f"its virtual function {parent} has mediated devices")
-    return found
+            reasons.setdefault(physfn, f"its virtual function {parent} has mediated devices")
+    return reasons

@@ -57,7 +57,7 @@ class DiskReader:
                 functions = self._sysfs.functions_of(f"class/nvme/{controller}")[:1]
                 reasons |= dict.fromkeys(functions, f"{controller} holds {user}")
         for name in self._sysfs.list_names("class/block"):
-            # An unmounted volume of LVM, RAID or encryption is in use as well.
+            # An unmounted volume of LVM, RAID or encryption is in use as well: what it is made of.
             if holders := self._sysfs.list_names(f"class/block/{name}/holders"):
                 uses.setdefault(name, f"a part of {holders[0]}")
         # The root file system first: it is the most important of several reasons.
@@ -71,6 +71,8 @@ class DiskReader:
         for process in ("self", "1"):  # "1" is for a root agent in its own mount namespace
             for line in self._lines(f"{process}/mountinfo"):
                 mount, _, file_system = line.partition(" - ")
+                # Two ids, major:minor, the root in the file system, the mount point, options; then
+                # the type, the source and more options.
                 columns, details = mount.split(), file_system.split()
                 if len(columns) < 5 or len(details) < 2:
                     continue
@@ -127,7 +129,9 @@ class DiskReader:
         if self._sysfs.list_names(f"class/block/{name}"):
             return name
         folder, _, mapped = path.rpartition("/")
-        for device in self._sysfs.list_names("class/block") if folder == "/dev/mapper" else ():
+        if folder != "/dev/mapper":
+            return None
+        for device in self._sysfs.list_names("class/block"):
             if self._sysfs.read_text(f"class/block/{device}/dm/name") == mapped:
                 return device
         return None
@@ -142,7 +146,7 @@ class DiskReader:
             functions += self.functions_of_disk(below, depth + 1)
         is_partition = self._sysfs.read_text(path / "partition") is not None
         disk = path.parent if is_partition else path
-        if is_partition:
+        if is_partition:  # only the whole disk has the folder ``slaves``
             for below in self._sysfs.list_names(disk / "slaves"):
                 functions += self.functions_of_disk(below, depth + 1)
         return functions + self.functions_of_nvme(disk.parent, disk.name)
@@ -181,7 +185,7 @@ class DiskReader:
         address = self._sysfs.read_text(controller / "address") or ""
         match = re.search(r"host_traddr=nn-0x[0-9a-fA-F]+:pn-(0x[0-9a-fA-F]+)", address)
         hosts = self._sysfs.list_names("class/fc_host")
-        used = [
+        matching = [
             host
             for host in hosts
             if match
@@ -190,7 +194,7 @@ class DiskReader:
         # Each port counts if the address does not say which one.
         return [
             function
-            for host in used or hosts
+            for host in matching or hosts
             for function in self._sysfs.functions_of(f"class/fc_host/{host}")
         ]
 

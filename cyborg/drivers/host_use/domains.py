@@ -122,21 +122,21 @@ def find_used(
     read.
     """
     facts = read(sysfs_root, read_local)
-    found = {
+    reasons = {
         address: f"it is used by the domain {sanitize(name, MAX_NAME)} of libvirt"
         for address, name in facts.users.items()
     }
     for function in functions:
         # A domain with the physical function takes its virtual ones away when it starts.
         if (name := facts.users.get(function.physfn or "")) is not None:
-            found.setdefault(
+            reasons.setdefault(
                 function.address,
                 f"its physical function {function.physfn} is used by the domain "
                 f"{sanitize(name, MAX_NAME)} of libvirt",
             )
         if facts.error is not None:
-            found.setdefault(function.address, f"a domain of libvirt may have it: {facts.error}")
-    return found
+            reasons.setdefault(function.address, f"a domain of libvirt may have it: {facts.error}")
+    return reasons
 
 
 def check_unused(sysfs: Sysfs, read_local: ReadDomains, address: str) -> None:

@@ -232,14 +232,14 @@ class NetworkReader:
 
         Of each function it is the first use that is not accepted.
         """
-        found: dict[str, NetworkUse] = {}
+        uses: dict[str, NetworkUse] = {}
         for name, addresses in self._functions.items():
             for reason in self._find_uses(name, 0):
                 use = NetworkUse(name, reason)
                 for address in addresses:
-                    if address not in found and not is_accepted(address, str(use)):
-                        found[address] = use
-        return found
+                    if address not in uses and not is_accepted(address, str(use)):
+                        uses[address] = use
+        return uses
 
     def active_ports(
         self, addresses: Collection[str], is_accepted: IsAccepted
@@ -252,7 +252,7 @@ class NetworkReader:
         # another network stack.
         if self._facts.error is not None:
             return {}  # ``unread_functions`` returns them
-        found: dict[str, NetworkUse] = {}
+        ports: dict[str, NetworkUse] = {}
         for name, functions in self._functions.items():
             # ``carrier`` is 1 with a link, and cannot be read while the interface is down
             # (``Documentation/ABI/testing/sysfs-class-net`` of the Linux kernel).
@@ -260,13 +260,13 @@ class NetworkReader:
                 continue
             # The first function is the port itself; the others on its path are bridges.
             address = functions[0] if functions else ""
-            if address not in addresses or address in found:
+            if address not in addresses or address in ports:
                 continue
             is_virtual = self._sysfs.read_link(f"bus/pci/devices/{address}/physfn") is not None
             use = NetworkUse(name, ACTIVE_PORT)
             if not is_virtual and not is_accepted(address, str(use)):
-                found[address] = use
-        return found
+                ports[address] = use
+        return ports
 
     def unread_functions(self) -> dict[str, str]:
         """Return the functions with an interface that is up, if not all facts could be read."""
@@ -313,6 +313,7 @@ class NetworkReader:
         uppers += self._tunnels.get(name, [])
         for upper in uppers:
             for reason in self._find_uses(upper, depth + 1):
+                # Only the interface directly above is named, whichever above it has the use.
                 yield f"is below {upper}, which {reason}" if depth == 0 else reason
         master = self._sysfs.read_link(f"{folder}/master")
         # The carrier is ignored: a NIC must not be offered while its switch restarts.

@@ -194,7 +194,7 @@ def scan(
     for a process that cannot be read.
     """
     end = time.monotonic() + max_seconds
-    found: dict[str, set[str]] = {}
+    programs_by_node: dict[str, set[str]] = {}
     for name in os.listdir(proc):
         if not name.isdecimal() or int(name) in ignored:
             continue
@@ -204,11 +204,11 @@ def scan(
             if nodes and not _descends(proc, int(name), ignored):
                 program = (proc / name / "comm").read_text(errors="replace").rstrip("\n")
                 for node in nodes:
-                    if node in found or len(found) < MAX_NODES:
-                        found.setdefault(node, set()).add(program)
+                    if node in programs_by_node or len(programs_by_node) < MAX_NODES:
+                        programs_by_node.setdefault(node, set()).add(program)
         if time.monotonic() > end:
             raise TimedOut(f"the open files of all processes were not read in {max_seconds:g} s")
-    return {node: sorted(programs) for node, programs in found.items()}
+    return {node: sorted(programs) for node, programs in programs_by_node.items()}
 
 
 def _nodes_of(folder: Path) -> set[str]:

@@ -232,7 +232,7 @@ class ProcessReader:
 
     def managers_by_function(self) -> dict[str, list[str]]:
         """Return the names of the managers that have a node of a GPU open, by address."""
-        found: dict[str, dict[str, None]] = {}
+        found: dict[str, dict[str, None]] = {}  # each name once, in the order of the nodes
         for node, programs in sorted(self.facts.programs.items()):
             if names := [GPU_MANAGERS[name] for name in programs if name in GPU_MANAGERS]:
                 for address in self.functions_of(node):

@@ -164,7 +164,8 @@ def read_local(sysfs: Sysfs, udev: Path = _UDEV, dev: Path = _DEV) -> SignatureF
         if not reader.functions_of_disk(name):
             continue  # a disk of the network, for example
         if not sysfs.read_int(f"class/block/{name}/size"):
-            if not sysfs.read_int(f"class/block/{name}/removable"):  # a reader without a card
+            is_removable = bool(sysfs.read_int(f"class/block/{name}/removable"))
+            if not is_removable:  # a removable one has no medium, such as a reader without a card
                 errors[name] = "the kernel shows no capacity"
             continue
         number = sysfs.read_text(f"class/block/{name}/dev")
@@ -209,12 +210,12 @@ def _read_record(path: Path) -> dict[str, str]:
         "E:ID_FS_AMBIVALENT": "AMBIVALENT",
         "E:ID_PART_TABLE_TYPE": "PTTYPE",
     }
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     for line in path.read_text(errors="replace").splitlines():
         key, _, value = line.partition("=")
         if key in names:
-            found[names[key]] = value
-    return found
+            properties[names[key]] = value
+    return properties
 
 
 def describe(properties: Mapping[str, str]) -> str | None:

@@ -54,7 +54,7 @@ class KernelLog:
                 self._warn_once(exc)
                 return
             if not record:
-                return
+                return  # the end of a file, such as a copy of the log; /dev/kmsg has none
             for line in record.decode(errors="replace").splitlines():
                 head, _, text = line.partition(";")
                 if _is_from_kernel(head):

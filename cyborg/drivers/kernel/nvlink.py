@@ -45,13 +45,12 @@ def read_speed(nvml: Any, device: Any) -> int | None:
     links = [link for link, _ in _links_to_gpus(nvml, device)]
     if not links:
         return None
-    # GPUs before Hopper have only the common value of all links.
     fields = [(nvml.NVML_FI_DEV_NVLINK_GET_SPEED, link) for link in links]
     speeds = _read_fields(nvml, device, fields)
-    return min(
-        speeds or _read_fields(nvml, device, [(nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, 0)]),
-        default=None,
-    )
+    if not speeds:
+        # GPUs before Hopper have only the common value of all links.
+        speeds = _read_fields(nvml, device, [(nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, 0)])
+    return min(speeds, default=None)
 
 
 def _read_fields(nvml: Any, device: Any, fields: list[tuple[int, int]]) -> list[int]:

@@ -282,6 +282,7 @@ def choose_method(
         raise DriverFailed(
             "a namespace is shared with other controllers: attach private ones to this controller"
         )
+    # There is one, or there would be a mismatch above.
     return next(method for method in usable if method not in SANITIZE_METHODS)
 
 
@@ -399,6 +400,7 @@ class Controller:
         """Send an admin command; ``dword10`` is its first argument. Raise DriverFailed."""
         address, size = (0, 0) if buffer is None else (ctypes.addressof(buffer), len(buffer))
         words = (dword10, 0, 0, 0, 0, 0)
+        # The fields are in the order of ``_COMMAND``. The kernel writes the result into its field.
         command = bytearray(
             _COMMAND.pack(
                 *(opcode, 0, 0, namespace, 0, 0, 0, address, 0, size, *words),

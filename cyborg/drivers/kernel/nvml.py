@@ -171,6 +171,7 @@ class NvmlLibrary:
         return self._call(_read_mig_mode, address)
 
     def _call(self, read: Callable[[Any, str], _Read], address: str) -> _Read | None:
+        """Return what ``read`` returns, called with NVML and the address; None if it fails."""
         try:
             nvml = importlib.import_module(MODULE)
         except ImportError:
@@ -259,6 +260,7 @@ def request_mig_mode(address: str, *, enable: bool) -> str | None:
             requested = [mode, mode]  # the current mode and the pending one
             if nvml.nvmlDeviceGetMigMode(device) == requested:
                 return None
+            # Enabling the mode loses no GPU instance: these exist in MIG mode only.
             profiles = () if enable else _read_profiles(nvml, device).values()
             if any(_list_instances(nvml, device, profile) for profile in profiles):
                 raise DriverFailed(f"{address} has GPU instances: remove them first")
@@ -338,9 +340,11 @@ def _destroy(nvml: Any, instance: Any) -> None:
         except nvml.NVMLError:
             continue  # the instance has no such profile
         count = ctypes.c_uint(info.instanceCount)
-        found = (nvml.c_nvmlComputeInstance_t * max(1, info.instanceCount))()
-        nvml.nvmlGpuInstanceGetComputeInstances(instance, info.id, found, ctypes.byref(count))
-        for compute in found[: count.value]:
+        compute_instances = (nvml.c_nvmlComputeInstance_t * max(1, info.instanceCount))()
+        nvml.nvmlGpuInstanceGetComputeInstances(
+            instance, info.id, compute_instances, ctypes.byref(count)
+        )
+        for compute in compute_instances[: count.value]:
             nvml.nvmlComputeInstanceDestroy(compute)
     nvml.nvmlGpuInstanceDestroy(instance)
 
@@ -382,6 +386,7 @@ def _read(nvml: Any, address: str) -> GpuFacts:
     device = nvml.nvmlDeviceGetHandleByPciBusId(address.encode())
 
     def get(function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the result of a function of NVML; None if it is not supported."""
         try:
             return function(*arguments)
         except nvml.NVMLError as exc:
@@ -411,15 +416,16 @@ def _read(nvml: Any, address: str) -> GpuFacts:
         name = short_name(_text(get(nvml.nvmlVgpuTypeGetName, vgpu_type)))
         limit = get(nvml.nvmlVgpuTypeGetMaxInstances, device, vgpu_type)
         # The type of a vGPU that is not MIG-backed has the id of no profile.
-        profile = get(nvml.nvmlVgpuTypeGetGpuInstanceProfileId, vgpu_type)
-        if name:
-            vgpu_names[str(int(vgpu_type))] = name
-        if name and (size := get(nvml.nvmlVgpuTypeGetFramebufferSize, vgpu_type)):
+        profile_id = get(nvml.nvmlVgpuTypeGetGpuInstanceProfileId, vgpu_type)
+        if not name:
+            continue  # all facts about types are by name
+        vgpu_names[str(int(vgpu_type))] = name
+        if size := get(nvml.nvmlVgpuTypeGetFramebufferSize, vgpu_type):
             vgpu_memory[name] = int(size)
-        if name and limit:
+        if limit:
             limits[name] = int(limit)
-        if name and profile in names:
-            vgpu_profiles[name] = names[profile]
+        if profile_id in names:
+            vgpu_profiles[name] = names[profile_id]
             if limit := get(nvml.nvmlVgpuTypeGetMaxInstancesPerGpuInstance, vgpu_type):
                 per_instance[name] = int(limit)
     return GpuFacts(

@@ -163,6 +163,7 @@ class NicDriver(GenericDriver):
         self._networks = {a: known for a, known in self._networks.items() if a in cards}
         self._info = {a: info for a, info in self._info.items() if a in cards}
         names = {name for address in cards for name in self._names(address)}
+        # An entry names a card or its interface. A card that has no interface now keeps its entry.
         used = {*cards, *names, *(connection.card for connection in self._networks.values())}
         self._unused = tuple(c for c in self._connections if c.card not in used)
         return devices
@@ -210,6 +211,7 @@ class NicDriver(GenericDriver):
                 self._networks[address] = connection
                 return connection.network
         if names:
+            # The interface by which its network was known is now that of another card, or gone.
             self._networks.pop(address, None)
         known = self._networks.get(address)
         return None if known is None else known.network

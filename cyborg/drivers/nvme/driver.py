@@ -166,6 +166,7 @@ class NvmeDriver(PciDriver):
         """
         rule = self.select(function)
         address = function.address
+        # Without ``class_by_capacity``, and for virtual functions, there is no entry.
         is_class_unknown = address in self._classes and self._classes[address] is None
         if is_class_unknown and (rule is None or rule.resource_class is None):
             return _UNKNOWN
@@ -180,6 +181,7 @@ class NvmeDriver(PciDriver):
     def _find_mismatch(self, function: PciFunction) -> str | None:
         """Return why no method of the rule can erase a controller, None if one can or may."""
         policies = self._policies(function)
+        # A controller that the host uses is not offered, with that use as its reason.
         if not policies or function.address in self._used:
             return None
         supported = self._find_supported(function)

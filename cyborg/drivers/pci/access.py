@@ -92,6 +92,7 @@ class HostAccess:
         library = NvmlLibrary()
 
         def work(module: str, name: str, participle: str) -> Callable[..., Any]:
+            """Return a privileged function; for another tree one that refuses its work."""
             return _privileged(module, name) if local else _refuse(participle)
 
         def remove_absent(parent: str, type_: str, device: str) -> None:

@@ -194,7 +194,7 @@ def find_user_function(
             other is not None
             and other.vendor == function.vendor == VENDOR
             and other.product in {*USER_FUNCTIONS, *V80_USER_FUNCTIONS}
-            and other.product != function.product
+            and other.product != function.product  # not the function itself
         ):
             return other
     return None

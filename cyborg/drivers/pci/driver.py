@@ -278,7 +278,7 @@ class PciDriver(Driver):
                 continue
             if function.physfn is not None:
                 by_physfn.setdefault(function.physfn, []).append(offer)
-            elif not function.numvfs:
+            elif not function.numvfs:  # otherwise only its virtual functions are offered
                 whole.append(offers.OfferedCard(function, [offer]))
         # A virtual function may be listed although its card has just disappeared.
         virtual = [
@@ -357,6 +357,7 @@ class PciDriver(Driver):
         # A rule may be for virtual functions that a card has in another layout only.
         virtual = [self._layouts.find_virtual(function) for function in offerable]
         offerable += [function for function in virtual if function is not None]
+        # Functions whose offer depends on something else than the rules of this option.
         decided = {
             f.address
             for f in offerable
@@ -375,6 +376,7 @@ class PciDriver(Driver):
         if not self.is_candidate(function):
             return None
         rule = self.select(function)
+        # True for an adopted function, False for a released one, None for any other.
         adopted = self._managed_options.decision(function.address, function.physfn)
         if adopted is False or (adopted is None and rule is None):
             return None
@@ -403,7 +405,7 @@ class PciDriver(Driver):
         The offer is withheld: the card is only shown. Return None for any other card.
         """
         function = self._layouts.find_virtual(card)
-        offer = None if function is None else self._offer(function, None)
+        offer = None if function is None else self._offer(function, withheld=None)
         if offer is None:
             return None
         withheld = self._used.get(card.address, NOT_SELECTED)

@@ -233,13 +233,9 @@ def check_link(sysfs: Sysfs, folder: Path) -> Measurement | None:
     fastest = sysfs.read_text(folder / "max_link_speed")
     width = sysfs.read_int(folder / "current_link_width")
     speed = sysfs.read_text(folder / "current_link_speed")
-    if (
-        widest is None
-        or widest in NO_WIDTH
-        or is_unknown_speed(fastest)
-        or width is None
-        or speed is None
-    ):
+    # A function without its own link, or without power, has no known maximum: see NO_WIDTH.
+    has_link = widest not in NO_WIDTH and not is_unknown_speed(fastest)
+    if not has_link or widest is None or width is None or speed is None:
         return None
     if width == 0 or is_unknown_speed(speed):
         return Measurement(Health.UNHEALTHY, "PCIe link down")
@@ -258,6 +254,7 @@ def check_link_width(sysfs: Sysfs, folder: Path) -> Measurement | None:
     of_slot = sysfs.read_int(folder / ".." / "max_link_width")
     supported = [lanes for lanes in (own, of_slot) if lanes is not None and lanes not in NO_WIDTH]
     width = sysfs.read_int(folder / "current_link_width")
+    # A function without a link of its own, or one whose link is down, which ``check_link`` reports.
     if own in NO_WIDTH or width is None or width in NO_WIDTH:
         return None
     if width < min(supported):
@@ -281,7 +278,7 @@ def check_temperature(sysfs: Sysfs, folder: Path) -> Measurement | None:
             current = sysfs.read_int(sensors / name)
             critical = sysfs.read_int(sensors / f"{sensor}_crit")
             if current is None or critical is None or critical <= 0:
-                continue
+                continue  # without a sensible limit, the temperature says nothing
             measured = True
             if current >= critical:
                 label = sysfs.read_text(sensors / f"{sensor}_label") or sensor

@@ -106,7 +106,8 @@ def _decide_without_disks(
     if is_vfio(function.kernel_driver):
         return Decision(None, replace(known or new, given=True))
     is_unbound = function.kernel_driver is None and function.class_code.startswith(_STORAGE)
-    # The kernel may not have read the disks yet. A virtual function may have none.
+    # The kernel may not have read the disks yet. A controller of disks that has its driver, and a
+    # virtual function, may have none; a physical NVMe function is a disk itself.
     is_unknown = known is None and function.physfn is None
     if is_unknown and (is_unbound or function.class_code.startswith(_NVME)):
         driver = function.kernel_driver or "no kernel driver"
@@ -139,8 +140,8 @@ class DiskHistory:
         if contents is None and self._read_controller(function.address, "state") == "live":
             contents = DiskContents()  # an NVMe controller without a namespace
         stored = self._memory().get(_contents_key(function.address))
-        has_disks = function.class_code.startswith((_STORAGE, *_BUSES))
-        if contents is None and stored is None and not has_disks:
+        may_have_disks = function.class_code.startswith((_STORAGE, *_BUSES))
+        if contents is None and stored is None and not may_have_disks:
             return None  # it is no storage, and never had any
         known = load_record(OfferedFunction, stored)
         # The kernel shows the namespaces of a drive one after another: what is empty for the first
@@ -148,7 +149,7 @@ class DiskHistory:
         is_empty = contents is not None and contents.is_empty
         is_newly_empty = is_empty and function.address not in self._empty
         if is_newly_empty and known is not None and known.given:
-            return None
+            return None  # what servers left may be there until a second discovery finds nothing
         serial = self._read_controller(function.address, "serial")
         decision = decide(function, serial, contents, known)
         self._store(function.address, decision.record)

@@ -98,7 +98,7 @@ class IommuFacts:
         addresses of all PCI functions that the backend offers, ``used`` those that the host uses.
         """
         number = self._group_of(function)
-        group = self._groups.get(number or "", ())
+        group = self._groups.get(number or "", ())  # its PCI functions; none without a group
         return delivery.find_obstacle(
             FunctionFacts(
                 iommu_group=number,

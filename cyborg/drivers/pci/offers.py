@@ -234,18 +234,19 @@ def describe_parted_gpus(
     ``decided`` are the addresses of virtual functions and cards about which an operator decided
     otherwise.
     """
-    parted = {
+    not_offered = {
         function.address
         for function in functions
         if function.numvfs and classes.is_gpu(function) and matching_rule(rules, function)
     }
     for function in functions:
-        has_rule = matching_index(rules, function) is not None and function.physfn is not None
-        if function.address in decided or has_rule:
-            parted -= {function.address, function.physfn}
-    if not parted:
+        # Also a rule with the action skip: it shows that an operator thought of virtual functions.
+        has_rule = matching_index(rules, function) is not None
+        if function.address in decided or (has_rule and function.physfn is not None):
+            not_offered -= {function.address, function.physfn}
+    if not not_offered:
         return []
-    names = join_limited(sorted(parted), MAX_REMARK_ADDRESSES)
+    names = join_limited(sorted(not_offered), MAX_REMARK_ADDRESSES)
     return [
         f"{names} is not offered, because it has virtual functions: a rule with functions=vf "
         "offers these"

@@ -50,6 +50,7 @@ NUMVFS = "sriov_numvfs"
 NOT_SELECTED = "no rule selects it; its virtual functions are offered in another layout"
 
 MAX_VFS = 0xFFFF  # the registers have 16 bits (PCI_SRIOV_NUM_VF of pci_regs.h of Linux)
+_MAX_ROUTING_ID = 0xFFFF  # eight bits of the bus, five of the device, three of the function
 _NAME = re.compile(r"vfs-(0|[1-9][0-9]{0,4})")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,4}")
 _PRODUCT = re.compile(r"(0x)?[0-9a-f]{1,4}")
@@ -111,7 +112,8 @@ def _predict_addresses(sysfs: Sysfs, card: PciFunction, count: int) -> list[str]
     first = (at.bus << 8 | at.device << 3 | at.function) + offset
     # The registers are undefined while there is no virtual function, and may change with their
     # number (pci_iov_set_numvfs): this is a forecast.
-    if not offset or (count > 1 and not stride) or first + (count - 1) * stride > MAX_VFS:
+    is_unknown = not offset or (count > 1 and not stride)
+    if is_unknown or first + (count - 1) * stride > _MAX_ROUTING_ID:
         return [card.address] * count
     ids = [first + number * stride for number in range(count)]
     return [str(PciAddress(at.domain, id_ >> 8, id_ >> 3 & 0x1F, id_ & 7)) for id_ in ids]

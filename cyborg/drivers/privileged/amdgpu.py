@@ -32,7 +32,7 @@ def set_mode(address: str, mode: str) -> None:
     if mode not in amdgpu.MODES:
         raise Invalid(f"{mode!r} is not one of {', '.join(amdgpu.MODES)}", field="mode")
     sysfs = Sysfs(_SYS)
-    find_card(sysfs, function, "AMD GPU", amdgpu.AMD, amdgpu.KERNEL_DRIVER)
+    find_card(sysfs, function, "AMD GPU", vendor=amdgpu.AMD, driver=amdgpu.KERNEL_DRIVER)
     previous = amdgpu.read_mode(sysfs, function)
     if previous == mode:
         return

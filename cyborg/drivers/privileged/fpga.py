@@ -91,6 +91,7 @@ def reconfigure(fme: str, port: int, path: str, size: int, offset: int) -> None:
     if not isinstance(port, int) or not 0 <= port < MAX_PORTS:
         raise Invalid(f"{port!r} is not the number of a port", field="port")
     with _open_image(path, size) as descriptor, _open_engine(name) as engine:
+        # Only here: ``_open_image`` has checked the size.
         if not isinstance(offset, int) or not 0 <= offset < size:
             raise Invalid(f"{offset!r} is not an offset in a file of {size} bytes", field="offset")
         # A private copy, because only a writable buffer has an address in Python.
@@ -184,13 +185,14 @@ def _open_image(path: str, size: int) -> Iterator[int]:
     if not isinstance(path, str) or not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/")):
         raise Invalid(f"{path!r} is not the absolute path of a file", field="path")
     try:
+        # No link, and no wait for the writer of a FIFO, which is refused below.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(path, flags)
     except OSError as exc:
         raise DriverFailed(f"the image {path} cannot be opened: {exc.strerror}") from exc
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
             raise DriverFailed(f"{path} is not a regular file of {size} bytes")
         yield descriptor
     finally:

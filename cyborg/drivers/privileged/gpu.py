@@ -37,21 +37,21 @@ def create(parent: str, type_: str, device: str) -> None:
     nothing: it belongs to a running server. Raise DriverFailed if the uuid belongs to a device of
     another parent or type, if the parent does not have the type, or if the kernel refuses.
     """
-    text = _parse(parent, type_, device)
+    device_uuid = _parse(parent, type_, device)
     folder = types_folder(parent) / type_
-    if _exists(text, parent, type_):
-        if _find_use(text) is not None:
+    if _exists(device_uuid, parent, type_):
+        if _find_use(device_uuid) is not None:
             return
         # It may have data of its last user.
-        _remove(text, parent, type_)
+        _remove(device_uuid, parent, type_)
     sysfs = Sysfs(_SYS)
     if type_ not in sysfs.list_names(folder.parent):
         raise DriverFailed(f"{parent} has no type {type_} of mediated devices")
     try:
-        _write(_SYS / folder / "create", text)
+        _write(_SYS / folder / "create", device_uuid)
     except OSError as exc:
         # EEXIST: another process created it since the check.
-        if exc.errno != errno.EEXIST or not _exists(text, parent, type_):
+        if exc.errno != errno.EEXIST or not _exists(device_uuid, parent, type_):
             raise DriverFailed(
                 f"a device of type {type_} could not be created at {parent}: {exc.strerror}; "
                 f"available instances: {sysfs.read_text(folder / 'available_instances')}"
@@ -66,22 +66,22 @@ def remove(parent: str, type_: str, device: str) -> None:
     another parent or type, if a process uses the device, if this cannot be determined, or if the
     kernel refuses.
     """
-    text = _parse(parent, type_, device)
-    if not _exists(text, parent, type_):
+    device_uuid = _parse(parent, type_, device)
+    if not _exists(device_uuid, parent, type_):
         return
     # A removal would wait for the end of the process.
-    if (use := _find_use(text)) is not None:
-        raise DriverFailed(f"{text} may still be used by a process: {use}")
-    _remove(text, parent, type_)
+    if (use := _find_use(device_uuid)) is not None:
+        raise DriverFailed(f"{device_uuid} may still be used by a process: {use}")
+    _remove(device_uuid, parent, type_)
 
 
-def _remove(text: str, parent: str, type_: str) -> None:
+def _remove(device_uuid: str, parent: str, type_: str) -> None:
     """Remove an existing device that no process uses."""
     try:
-        _write(_SYS / DEVICES / text / "remove", "1")
+        _write(_SYS / DEVICES / device_uuid / "remove", "1")
     except OSError as exc:
-        if _exists(text, parent, type_):
-            raise DriverFailed(f"{text} could not be removed: {exc.strerror}") from exc
+        if _exists(device_uuid, parent, type_):
+            raise DriverFailed(f"{device_uuid} could not be removed: {exc.strerror}") from exc
 
 
 def _parse(parent: str, type_: str, device: str) -> str:
@@ -155,6 +155,7 @@ def set_instances(address: str, instances: Mapping[str, int]) -> None:
     for profile, count in instances.items():
         if not isinstance(profile, str) or not _PROFILE.fullmatch(profile):
             raise Invalid(f"{profile!r} is not the name of a MIG profile", field="layout")
+        # Not isinstance, for which True is an int.
         if type(count) is not int or not 0 < count <= MAX_INSTANCES:
             raise Invalid(f"{count!r} is not a number of MIG instances", field="layout")
     card = Sysfs(_SYS).pci_function(function)

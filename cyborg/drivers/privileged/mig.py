@@ -55,7 +55,7 @@ def set_mode(address: str, enable: bool, program: str) -> None:
         try:
             _run(
                 [str(_resolve(program, _PROGRAM)), "--gpu-reset", "-i", function],
-                {},
+                {},  # no variables of the environment
                 _RESET_TIMEOUT,
             )
             if nvml.request_mig_mode(function, enable=enable) is None:
@@ -76,7 +76,9 @@ def set_mode(address: str, enable: bool, program: str) -> None:
 
 def _check(function: str) -> None:
     """Raise DriverFailed unless the mode of the card at an address may be changed now."""
-    card = find_card(Sysfs(_SYS), function, "NVIDIA GPU", nvml.NVIDIA, nvml.KERNEL_DRIVER)
+    card = find_card(
+        Sysfs(_SYS), function, "NVIDIA GPU", vendor=nvml.NVIDIA, driver=nvml.KERNEL_DRIVER
+    )
     reason: str | None = None
     if card.numvfs:
         reason = f"it has {card.numvfs} virtual functions: disable SR-IOV first"

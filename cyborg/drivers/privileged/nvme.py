@@ -106,15 +106,16 @@ def _erase_bound(drive: PciFunction, end: float, permitted: Sequence[Method]) ->
     with _open(name, os.O_RDWR, folder / "nvme") as descriptor:
         controller = Controller(descriptor)
         info = controller.identify()
-        numbers = controller.namespace_ids()
-        namespaces = {number: controller.identify_namespace(number) for number in numbers}
+        namespace_ids = controller.namespace_ids()
+        namespaces = {id_: controller.identify_namespace(id_) for id_ in namespace_ids}
         exclusive = drive.physfn is None and controller.is_alone(info)
         method = nvme.choose_method(
             info, list(namespaces.values()), exclusive=exclusive, permitted=permitted
         )
-        _check_all_attached(controller, info, numbers, method, virtual=drive.physfn is not None)
+        is_virtual = drive.physfn is not None
+        _check_all_attached(controller, info, namespace_ids, method, virtual=is_virtual)
         disks = _wait_for(
-            lambda: _block_devices(folder / "nvme" / name, numbers),
+            lambda: _block_devices(folder / "nvme" / name, namespace_ids),
             f"{function} has not all block devices of its namespaces",
         )
         with contextlib.ExitStack() as open_disks:
@@ -129,7 +130,7 @@ def _erase_bound(drive: PciFunction, end: float, permitted: Sequence[Method]) ->
                 if method in nvme.SANITIZE_METHODS
                 else _format(controller, namespaces, method, end)
             )
-            _end_earlier_sanitize(controller, info, method, erase_all, end)
+            _end_earlier_sanitize(controller, info, method, work=erase_all, end=end)
             # Checked again: the wait for an earlier operation may have taken hours.
             if Sysfs(_SYS).read_int(f"bus/pci/devices/{function}/sriov_numvfs"):
                 raise DriverFailed(f"{function} has virtual functions, which others may use")
@@ -138,7 +139,7 @@ def _erase_bound(drive: PciFunction, end: float, permitted: Sequence[Method]) ->
             count = _prove(descriptors, erase_all)
             for opened in descriptors:
                 _read_partitions(opened)
-    return {"method": str(method), "namespaces": len(numbers), "samples": count}
+    return {"method": str(method), "namespaces": len(namespaces), "samples": count}
 
 
 def _check_unused(function: str) -> None:
@@ -189,7 +190,7 @@ def _end_earlier_sanitize(
 ) -> None:
     """Wait for the end of a sanitize operation that a server or a killed agent started.
 
-    If that operation failed, do ``work`` once.
+    If that operation failed, call ``work`` once: it erases the controller by ``method``.
     """
     # A controller accepts no write after a failed sanitize operation until another one succeeds,
     # and the check of an erasure writes samples first.
@@ -235,11 +236,11 @@ def _sanitize(controller: Controller, method: Method, end: float) -> Callable[[]
 
 def _wait_for_sanitize(controller: Controller, end: float) -> nvme.SanitizeState:
     """Return the final state of a sanitize operation. Raise DriverFailed at ``end``."""
-    is_ended = False
+    has_ended_verification = False
     while True:
         state, progress = controller.sanitize_status()
-        if state is nvme.SanitizeState.VERIFYING and not is_ended:
-            is_ended = True
+        if state is nvme.SanitizeState.VERIFYING and not has_ended_verification:
+            has_ended_verification = True
             # A verification lasts until a host ends it. It may end just now: the next state counts.
             with contextlib.suppress(DriverFailed):
                 controller.end_verification()
@@ -384,7 +385,7 @@ def _controller_name(folder: Path) -> str | None:
 
 def _block_devices(folder: Path, numbers: list[int]) -> list[str] | None:
     """Return the block device names of the namespaces; None while a block device is missing."""
-    found: dict[int, str] = {}
+    disks_by_number: dict[int, str] = {}
     sysfs = Sysfs(folder)
     for name in sysfs.list_names("."):
         # With multi-path, nvme0c1n1 is a path to the block device nvme0n1.
@@ -393,8 +394,10 @@ def _block_devices(folder: Path, numbers: list[int]) -> list[str] | None:
         disk = f"nvme{match[1]}n{match[2]}"
         number = sysfs.read_int(f"{name}/nsid")
         if number is not None and (_DEV / disk).exists():
-            found[number] = disk
-    return [found[number] for number in numbers] if set(numbers) <= set(found) else None
+            disks_by_number[number] = disk
+    if not set(numbers) <= set(disks_by_number):
+        return None
+    return [disks_by_number[number] for number in numbers]
 
 
 def _wait_for(read: Callable[[], _T | None], error: str) -> _T:

@@ -198,8 +198,8 @@ def reserve_virtual_functions(
                 raise _used(address, reason)
             # A driver of a vendor can register a function with VFIO itself (vfio_main.c).
             registered = sysfs.list_names(f"bus/pci/devices/{address}/vfio-dev")
-            held = is_vfio(virtual.kernel_driver) or bool(registered)
-            if held and virtual.iommu_group not in groups:
+            has_vfio_driver = is_vfio(virtual.kernel_driver) or bool(registered)
+            if has_vfio_driver and virtual.iommu_group not in groups:
                 groups.add(virtual.iommu_group)
                 descriptor = _open_group(host, address, virtual.iommu_group)
                 stack.callback(os.close, descriptor)
@@ -250,6 +250,7 @@ def _create(host: Host, folder: Path, *, previous: int, count: int, autoprobe: b
         # Those can be in use already, and nothing of the previous ones is left to restore.
         raise DriverFailed(f"{error}; another process has created {num_foreign} in the meantime")
     try:
+        # ``_enable`` also fails if the kernel driver creates some, but fewer than ``count``.
         if Sysfs(folder).read_int("sriov_numvfs"):
             host.write(folder / "sriov_numvfs", "0")
         _set_autoprobe(host, folder, previous_autoprobe)

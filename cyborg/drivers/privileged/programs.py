@@ -35,12 +35,12 @@ def resolve(path: str, name: str) -> Path:
         raise DriverFailed(f"{path} cannot be run: it is a link to {program}, expected {name}")
     for part in (program, *program.parents):
         try:
-            found = part.stat()
+            status = part.stat()
         except OSError as exc:
             raise DriverFailed(f"{path} cannot be run: {part}: {exc.strerror}") from exc
         # In a sticky directory, such as /tmp, others cannot replace what is of root.
-        sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-        if found.st_uid != 0 or (found.st_mode & 0o022 and not sticky):
+        sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+        if status.st_uid != 0 or (status.st_mode & 0o022 and not sticky):
             raise DriverFailed(f"{path} cannot be run: others than root can change {part}")
     return program
 

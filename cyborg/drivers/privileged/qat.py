@@ -93,7 +93,7 @@ def change(function: str, device: Attributes, layout: str) -> None:
     if old_state == "up" and parse_services(old_value) == expected:
         return
     try:
-        _apply(device, QAT_LAYOUTS[layout], "up")
+        _apply(device, QAT_LAYOUTS[layout], state="up")
         return
     except OSError as exc:
         error = f"{function} refused the services {layout}: {exc.strerror or exc}"

@@ -48,8 +48,8 @@ def create(address: str, type_: str, parameters: str) -> None:
         parameters and not vgpu.PARAMETERS.fullmatch(parameters)
     ):
         raise Invalid(f"{parameters!r} are not parameters of a vGPU", field="parameters")
-    card = Sysfs(_SYS).pci_function(function)
-    if card is None or card.physfn is None or card.vendor != nvml.NVIDIA:
+    virtual = Sysfs(_SYS).pci_function(function)
+    if virtual is None or virtual.physfn is None or virtual.vendor != nvml.NVIDIA:
         raise DriverFailed(f"there is no virtual function of an NVIDIA GPU at {function}")
     if (current := _read_current(function)) is None:
         raise DriverFailed(
@@ -61,16 +61,16 @@ def create(address: str, type_: str, parameters: str) -> None:
         _remove(function)
     state = vgpu.read(Sysfs(_SYS), function)
     types = {} if state is None else state.creatable
-    id_ = vgpu.find_type(types, type_)
-    if id_ is None:
+    type_id = vgpu.find_type(types, type_)
+    if type_id is None:
         raise DriverFailed(
             f"{function} cannot have a vGPU of type {type_} now; creatable types: "
             f"{', '.join(types) or 'none'}"
         )
     try:
-        _set(function, "current_vgpu_type", str(id_))
-        if (current := _read_current(function)) != id_:
-            raise DriverFailed(f"{function} has the vGPU type {current} after a write of {id_}")
+        _set(function, "current_vgpu_type", str(type_id))
+        if (current := _read_current(function)) != type_id:
+            raise DriverFailed(f"{function} has the vGPU type {current} after a write of {type_id}")
         if parameters:
             _set(function, "vgpu_params", parameters)
     except DriverFailed:
@@ -118,11 +118,11 @@ def set_sriov(address: str, enable: bool, script: str) -> None:
         )
     virtual = [f.address for f in sysfs.pci_functions() if f.physfn == function]
     used = used_functions(_SYS)
-    for name in (*virtual, function):
-        if (reason := used.get(name)) is not None:
-            raise DriverFailed(f"SR-IOV of {function} cannot be changed: {name}: {reason}")
-    for name in virtual:
-        _check_unused(name)
+    for affected in (*virtual, function):
+        if (reason := used.get(affected)) is not None:
+            raise DriverFailed(f"SR-IOV of {function} cannot be changed: {affected}: {reason}")
+    for virtual_function in virtual:
+        _check_unused(virtual_function)
     _run_script(_resolve(script, _SCRIPT), "-e" if enable else "-d", function)
     after = sysfs.pci_function(function)
     if after is None or bool(after.numvfs) != enable:
@@ -144,7 +144,7 @@ def set_heterogeneous(address: str, enable: bool) -> None:
     if type(enable) is not bool:
         raise Invalid(f"{enable!r} is neither true nor false", field="enable")
     sysfs = Sysfs(_SYS)
-    find_card(sysfs, function, "NVIDIA GPU", nvml.NVIDIA, nvml.KERNEL_DRIVER)
+    find_card(sysfs, function, "NVIDIA GPU", vendor=nvml.NVIDIA, driver=nvml.KERNEL_DRIVER)
     functions = {f.address: f for f in sysfs.pci_functions() if f.physfn == function}
     if (reason := vgpu_functions(sysfs, functions).get(function)) is not None:
         raise DriverFailed(

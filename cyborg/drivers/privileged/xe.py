@@ -48,6 +48,7 @@ def set_scheduling(address: str, settings: Mapping[str, str]) -> None:
             raise DriverFailed(
                 f"{function}: the kernel driver refused {value!r} for {name}: {exc.strerror}"
             ) from exc
+        # The last virtual function stands for all: the write applies to each of them.
         found = xe.read(sysfs, function, card.numvfs, name)
         # The hardware may round a number, but not to unlimited.
         rounded = name in xe.NUMBERS and found is not None and value != "0" and found != "0"
@@ -65,6 +66,7 @@ def set_vram(address: str, mib: int) -> None:
     functions have another part, or none.
     """
     function = str(PciAddress.parse(address))
+    # Not isinstance, for which True is an int.
     if type(mib) is not int or not 0 < mib <= _MAX_MIB:
         raise Invalid(f"{mib!r} is not a number of MiB from 1 to {_MAX_MIB}", field="mib")
     sysfs = Sysfs(_SYS)

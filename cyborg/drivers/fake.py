@@ -165,6 +165,7 @@ class FakeDriver(Driver):
         reasons = {key: reason.strip() or None for key, _, reason in pairs}
         measurements: dict[str, Measurement] = {}
         for device in devices:
+            # A line with the address of a card counts before the line for all cards.
             key = device.address if device.address in reasons else "*"
             unhealthy = Measurement(inventory.Health.UNHEALTHY, reasons.get(key))
             measurements[device.address] = unhealthy if key in reasons else HEALTHY

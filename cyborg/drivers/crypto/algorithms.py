@@ -107,7 +107,9 @@ def _parse_record(text: str) -> dict[str, str]:
     if not all(0 < len(record.get(key, "")) <= MAX_NAME for key in _KEYS):
         return {}
     refcnt = record["refcnt"]
-    return record if refcnt.isascii() and refcnt.isdigit() and len(refcnt) <= 10 else {}
+    # The kernel counts with 32 bits, which have at most ten decimal digits.
+    is_count = refcnt.isascii() and refcnt.isdigit() and len(refcnt) <= 10
+    return record if is_count else {}
 
 
 def build_tree(algorithms: Iterable[Algorithm]) -> Tree:
@@ -123,6 +125,7 @@ def build_tree(algorithms: Iterable[Algorithm]) -> Tree:
         if name is None:
             continue
         primitive, mode = name
+        # The value of a primitive is 1 until one of its modes is known, and then has these.
         branch = tree.setdefault(service, {})
         if not mode:
             branch.setdefault(primitive, 1)
@@ -153,7 +156,11 @@ def parse_name(name: str, *, first_is_primitive: bool = False) -> tuple[str, str
 def _take_expression(
     tokens: deque[str], *, depth: int, first_is_primitive: bool
 ) -> list[str] | None:
-    """Take an expression from the tokens; return ``[primitive, *modes]``, None if malformed."""
+    """Take an expression from the tokens; return ``[primitive, *modes]``, None if malformed.
+
+    An expression is a word, or a word with expressions as arguments. ``depth`` is the number of
+    expressions around it. Tokens that follow the expression are left.
+    """
     if depth > _MAX_DEPTH or not tokens or tokens[0] in "(),":
         return None
     word = tokens.popleft()

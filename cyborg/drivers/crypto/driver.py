@@ -55,7 +55,7 @@ class CryptoDriver(PciDriver):
         """Set what the driver remembers between discoveries."""
         self._algorithms: tuple[algorithms.Algorithm, ...] = ()
         # Cards with a function that the host's kernel can use, at the last discovery.
-        self._served: frozenset[str] = frozenset()
+        self._served_cards: frozenset[str] = frozenset()
         # What was read last, by address and product id: the kernel lists algorithms and has the
         # attributes of a device only while it has the device itself, and not while a server has it.
         self._trees: dict[tuple[str, str], algorithms.Tree] = {}
@@ -87,7 +87,7 @@ class CryptoDriver(PciDriver):
         """
         self._algorithms = algorithms.read_algorithms(self.sysfs_root.parent / "proc")
         served = [function for function in functions.values() if self._is_served(function)]
-        self._served = frozenset(function.physfn or function.address for function in served)
+        self._served_cards = frozenset(f.physfn or f.address for f in served)
         present = {(function.address, function.product) for function in functions.values()}
         self._trees = {key: tree for key, tree in self._trees.items() if key in present}
         self._configured = {k: value for k, value in self._configured.items() if k in present}
@@ -112,7 +112,10 @@ class CryptoDriver(PciDriver):
         return [self._with_kernel_use(device) for device in super().discover()]
 
     def describe(self, card: PciFunction) -> Description:
-        """Return what an accelerator can compute, and its attributes in sysfs."""
+        """Return what an accelerator can compute, and its attributes in sysfs.
+
+        Services and algorithms that cannot be read now are those of the last time that they could.
+        """
         # ``Documentation/ABI/testing/sysfs-driver-qat`` of Linux describes those of QAT.
         folder = PCI_DEVICES / card.address
         names = {"services": "qat/cfg_services", "ring_pairs": "qat/num_rps"}
@@ -150,7 +153,8 @@ class CryptoDriver(PciDriver):
     def layouts(self, device: inventory.Device) -> Sequence[inventory.Layout]:
         """Return a layout for each set of services of a QAT device; ``fixed`` for other devices.
 
-        The current layout is the layout that the last discovery found.
+        The current layout is the layout that the last discovery found. All layouts of a device
+        have the same handles: only the services differ.
         """
         offers = inventory.count_handles(device)
         key = device.address, device.std_board_info.get("product_id", "")
@@ -211,7 +215,7 @@ class CryptoDriver(PciDriver):
         # The kernel does not show which accelerator of a family computes. So every accelerator that
         # is bound to a driver of the family counts as used. The reasons do not change during the
         # use.
-        now, found = self._access.clock(), dict[str, str]()
+        now, reasons = self._access.clock(), dict[str, str]()
         for function in served:
             family = crypto.family_of(function)
             if family is None or (family is crypto.QAT and function.numvfs):
@@ -220,11 +224,11 @@ class CryptoDriver(PciDriver):
                 self._last_uses[family.module] = now
             last = self._last_uses.get(family.module)
             if last is not None and now - last < KERNEL_USE_HOLD:
-                found[function.address] = (
+                reasons[function.address] = (
                     f"the kernel of the host uses algorithms of {family.module}, and may compute "
                     "them with this device: let it use others, or bind the device to vfio-pci"
                 )
-        return found
+        return reasons
 
     def _with_kernel_use(self, device: inventory.Device) -> inventory.Device:
         """Return a device; it is not deliverable if the kernel uses one of its handles."""
@@ -242,8 +246,8 @@ class CryptoDriver(PciDriver):
         While the kernel cannot compute with the card, return the last known tree.
         """
         family, key = crypto.family_of(card), (card.address, card.product)
-        if family is not None and card.address in self._served:
-            found = (a for a in self._algorithms if a.belongs_to(family))
-            if tree := algorithms.build_tree(found):
+        if family is not None and card.address in self._served_cards:
+            of_family = (a for a in self._algorithms if a.belongs_to(family))
+            if tree := algorithms.build_tree(of_family):
                 self._trees[key] = tree
         return self._trees.get(key, {})

@@ -118,8 +118,8 @@ class DeviceSetDriver(Driver):
     def discover(self) -> Sequence[Device]:
         """Return the device of the source with a deployable for each set.
 
-        A set with an obstacle is a device that is in no set of the configured sizes. Return nothing
-        if no backend has a device that can be a member.
+        A device that is in no set of the configured sizes is a set of its own, with an obstacle.
+        Return nothing if no backend has a device that can be a member.
         """
         devices = {name: self._read_members(name) for name in self.source.counts}
         units = {name: self._list_units(name, found) for name, found in devices.items()}
@@ -133,8 +133,8 @@ class DeviceSetDriver(Driver):
         self.grouped = Grouped.of(device for found in devices.values() for device in found)
         kind = self.source.kind
         self._remarks = () if groups else (f"no device can be a member of a set of kind {kind}",)
-        if self._uses_links and (parted := _find_parted(devices.values(), groups)):
-            self._remarks += (f"{parted}: in MIG mode, in which no set of kind {kind} has a GPU",)
+        if self._uses_links and (gpus := _list_gpus_in_mig_mode(devices.values(), groups)):
+            self._remarks += (f"{gpus}: in MIG mode, in which no set of kind {kind} has a GPU",)
         return [self._device(groups)] if groups else []
 
     def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
@@ -233,24 +233,25 @@ class DeviceSetDriver(Driver):
             parts = [
                 grouping.Part(units[backend], count)
                 for backend, count in source.counts.items()
-                if count is not None
+                if count is not None  # none of them is, if the members are mixed
             ]
             groups, ungrouped = grouping.group_mixed(source.kind, parts)
             reason = "no set has it: too few devices of the other backends are near it"
-            return _check_read(groups) + grouping.withhold(source.kind, ungrouped, reason)
+            return _withhold_unread(groups) + grouping.withhold(source.kind, ungrouped, reason)
         candidates = [unit for units_ in units.values() for unit in units_]
         if source.kind is SetKind.FABRIC:
             groups = self._partitions.group(state, candidates)
             groups = [group for group in groups if len(group.units) in source.sizes]
-            # Parts of a GPU are no members of a fabric or of a set of links: they get no obstacle.
+            # A GPU with several handles is in no set of a fabric or of links, so it gets no
+            # obstacle: its handles stay offered alone.
             candidates = list(grouping.only_units(candidates).values())
         elif source.kind is SetKind.NVLINK:
-            # They may be very many: with one more than the maximum, ``discover`` fails.
+            # The groups may be very many: with one more than the maximum, ``discover`` fails.
             groups = list(islice(grouping.group_by_links(candidates, source.sizes), MAX_SETS + 1))
             candidates = list(grouping.only_units(candidates).values())
         else:
             groups = grouping.group_by_place(source.kind, candidates, source.sizes)
-        return _check_read(groups) + [
+        return _withhold_unread(groups) + [
             group
             for unit in grouping.without(candidates, groups)
             for group in grouping.withhold(source.kind, [unit], self._explain_no_set(unit))
@@ -308,7 +309,7 @@ class DeviceSetDriver(Driver):
         )
 
 
-def _check_read(groups: Iterable[Group]) -> list[Group]:
+def _withhold_unread(groups: Iterable[Group]) -> list[Group]:
     """Return groups; one with a GPU that was not read yet has this as its obstacle."""
     return [
         replace(group, obstacle=group.obstacle or grouping.find_unread_obstacle(group.units))
@@ -316,7 +317,7 @@ def _check_read(groups: Iterable[Group]) -> list[Group]:
     ]
 
 
-def _find_parted(members: Iterable[Sequence[Device]], groups: Iterable[Group]) -> str:
+def _list_gpus_in_mig_mode(members: Iterable[Sequence[Device]], groups: Iterable[Group]) -> str:
     """Return the addresses of the devices in MIG mode that are in none of the groups, as text."""
     grouped = {unit.device.address for group in groups for unit in group.units}
     addresses = {d.address for devices in members for d in devices if is_shown_enabled(d)}

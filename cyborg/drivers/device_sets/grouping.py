@@ -184,22 +184,22 @@ def group_by_links(units: Iterable[Unit], sizes: Collection[int]) -> Iterator[Gr
 
     Devices with several handles are left out. The groups may be very many: stop in time.
     """
-    single = only_units(units)
+    by_address = only_units(units)
     # What one side says is enough: while a server has a GPU, the links of the other end may not be
     # shown.
-    links = {address: set(unit.links) & single.keys() for address, unit in single.items()}
-    for address, unit in single.items():
-        for peer in set(unit.links) & single.keys():
+    links = {address: set(unit.links) & by_address.keys() for address, unit in by_address.items()}
+    for address, unit in by_address.items():
+        for peer in set(unit.links) & by_address.keys():
             links[peer].add(address)
     for size in sorted(sizes):
-        for clique in _cliques(sorted(single), links, size):
-            block = tuple(single[address] for address in clique)
+        for clique in _cliques(sorted(by_address), links, size):
+            block = tuple(by_address[address] for address in clique)
             # A single GPU has no NVLink to use.
             speed = min((unit.speed for unit in block if unit.speed), default=0) if size > 1 else 0
             yield _group(
                 SetKind.NVLINK,
                 block,
-                unique=size == 1,
+                unique=size == 1,  # larger groups of one size can begin with the same GPU
                 obstacle=find_mig_obstacle(block, uses_links=size > 1),
                 attributes=_link_facts(block) | speed_facts(speed),
                 traits=speed_traits(speed),
@@ -227,7 +227,8 @@ def group_mixed(kind: SetKind, parts: Sequence[Part]) -> tuple[list[Group], list
     """Return groups with units of each part, and the units of the first part that none has.
 
     The units of the first part form the groups. The others are added from the nearest devices:
-    below the same switch if ``kind`` is PCIE, then at the same NUMA node. A unit is in one group.
+    below the same switch if ``kind`` is PCIE, then at the same NUMA node. The kind of a group says
+    which of them it was. A unit is in one group.
     """
     first, *others = parts
     cores = [g.units for g in group_by_place(kind, first.units, {first.count})]
@@ -312,7 +313,10 @@ class _Blocks(NamedTuple):
 
 
 def _join_below(units: Sequence[Unit], depth: int) -> _Blocks:
-    """Join units that share ``depth`` bridges: first those that also share the next bridge."""
+    """Join units that share ``depth`` bridges: first those that also share the next bridge.
+
+    What finds no partner there is joined with the units that have no further bridge.
+    """
     ports: dict[str, list[Unit]] = defaultdict(list)
     alone: list[Units] = []
     for unit in units:
@@ -330,7 +334,10 @@ def _join_below(units: Sequence[Unit], depth: int) -> _Blocks:
 
 
 def _join_pairs(blocks: Iterable[Units]) -> _Blocks:
-    """Join blocks of equal size in pairs, these again in pairs, and so on, in order of address."""
+    """Join blocks of equal size in pairs, these again in pairs, and so on, in order of address.
+
+    The size of each block is one of SIZES.
+    """
     by_size: dict[int, list[Units]] = defaultdict(list)
     for block in blocks:
         by_size[len(block)].append(block)
@@ -384,7 +391,7 @@ def _nearest(core: Units, part: Part, level: SetKind) -> list[Unit]:
     # Of equally near devices the one with more free units, so that all devices are used.
     free = Counter(unit.device.address for unit in part.units)
     candidates = sorted(
-        filter(nearness, part.units),
+        filter(nearness, part.units),  # without those of nearness 0, which are not near at all
         key=lambda unit: (-nearness(unit), -free[unit.device.address], unit.member),
     )
     return candidates[: part.count] if len(candidates) >= part.count else []

@@ -167,7 +167,8 @@ def _parse_members(texts: Sequence[str]) -> dict[str, int | None]:
         name, number = match.groups()
         counts[name] = None if number is None else int(number)
     numbers = [count for count in counts.values() if count is not None]
-    if not counts or len(numbers) not in (0, len(counts)) or sum(numbers) > MAX_MEMBERS:
+    is_partly_numbered = len(numbers) not in (0, len(counts))
+    if not counts or is_partly_numbered or sum(numbers) > MAX_MEMBERS:
         raise InvalidOption(", ".join(texts), expected)
     # The members of the first backend are grouped as those of a set without numbers.
     if numbers and numbers[0] not in SIZES:

@@ -77,7 +77,9 @@ class PartitionTable:
                     "GPUs of a partition cannot be told apart; update the GPU driver of the host"
                 )
         groups: list[Group] = []
+        # A partition without a group now keeps its stored members: it may have to be deactivated.
         known_members = dict(self._load().members)
+        # A set shows one reason: a fault of the fabric before the partition of another program.
         obstacles = {**find_foreign_obstacles(state), **state.obstacles}
         for partition in sorted(state.partitions, key=lambda p: p.id):
             if all(module in by_module for module in partition.modules):
@@ -104,7 +106,8 @@ class PartitionTable:
         """
         members = self._members(number)
         if not members:
-            # Whether a guest has one of its GPUs cannot be checked.
+            # Whether a guest has one of its GPUs cannot be checked: only one that is certainly
+            # inactive needs no work.
             state = self.fabric.read()
             active = [partition.id for partition in state.partitions if partition.is_active]
             if state.problem is None and number not in active:
@@ -166,7 +169,7 @@ def find_guests(
     """
     sysfs = Sysfs(sysfs_root)
     functions = [f for address in addresses if (f := sysfs.pci_function(address)) is not None]
-    found = domains.find_used(sysfs_root, partial(read_domains, fresh=True), functions)
+    guests = domains.find_used(sysfs_root, partial(read_domains, fresh=True), functions)
     facts = processes.read(sysfs_root)
     for function in functions:
         folder = PCI_DEVICES / function.address
@@ -177,7 +180,8 @@ def find_guests(
             for node in (f"/dev/vfio/{name}" for name in names)
             for program in facts.programs.get(node, ())
         ]
+        # Where the processes could not be read, any of them may have the function.
         reasons += [facts.error] if facts.error is not None else []
         if reasons:
-            found.setdefault(function.address, reasons[0])
-    return found
+            guests.setdefault(function.address, reasons[0])
+    return guests

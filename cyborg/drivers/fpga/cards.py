@@ -94,7 +94,8 @@ def read_regions(sysfs: Sysfs, functions: Iterable[PciFunction]) -> dict[str, Ca
         by_card.setdefault(card, []).append(folder)
     regions: dict[str, CardRegions] = {}
     for card, card_folders in sorted(by_card.items()):
-        # The base regions of virtual functions only have ports.
+        # A virtual function has a base region with its port: it counts for the function ids below,
+        # and is no region of the card.
         own_folders = [folder for folder in card_folders if folder.function == card]
         if own_folders:
             own_managers = [manager for manager in managers if manager.function == card]
@@ -106,7 +107,10 @@ def read_regions(sysfs: Sysfs, functions: Iterable[PciFunction]) -> dict[str, Ca
 def _read_card(
     sysfs: Sysfs, folders: list[_Folder], managers: list[_Folder], ids: Mapping[int, str | None]
 ) -> CardRegions:
-    """Return the regions of a card; ``ids`` has the function id of each port by port number."""
+    """Return the regions of a card; ``ids`` has the function id of each port by port number.
+
+    The id is None for a port that does not show it.
+    """
     base = [folder for folder in folders if _children(sysfs, folder, _FME)]
     parts = [folder for folder in folders if folder not in base]
     info: dict[str, str] = {}
@@ -136,7 +140,7 @@ def _read_card(
                 has_firmware=manager is not None and "firmware" in sysfs.list_names(manager.path),
                 fme=fme,
                 port=port,
-                in_reset=port is not None and port in ids and ids[port] is None,
+                in_reset=port is not None and port in ids and ids[port] is None,  # see ``Region``
                 identity=sysfs.identity(folder.path),
             )
         )
@@ -144,15 +148,15 @@ def _read_card(
 
 
 def _read_ports(sysfs: Sysfs, folders: Iterable[_Folder]) -> dict[int, str | None]:
-    """Return the function ids in these base regions by port number."""
+    """Return the function ids in these base regions by port number; None if a port shows none."""
     # A port that is assigned to a virtual function is in the base region of that function.
-    found: dict[int, str | None] = {}
+    function_ids: dict[int, str | None] = {}
     for folder in folders:
         for name in _children(sysfs, folder, _PORT):
             number = sysfs.read_int(folder.path / name / "id")
             if number is not None:
-                found[number] = _read_id(sysfs, folder.path / name / "afu_id")
-    return found
+                function_ids[number] = _read_id(sysfs, folder.path / name / "afu_id")
+    return function_ids
 
 
 def _nearest(region: _Folder, managers: Iterable[_Folder]) -> _Folder | None:
@@ -312,6 +316,7 @@ def split(
             continue
         address = card.address if number == 0 else f"{card.address}{_SUFFIX}{number}"
         parts.append((number, replace(whole, address=address, handles=(handles[virtual],))))
+    # A handle that belongs to no region would no longer be offered.
     return parts if len(parts) == len(handles) else []
 
 

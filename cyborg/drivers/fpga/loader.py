@@ -202,8 +202,8 @@ class ImageLoader:
         functions = {f.address: f for f in self.sysfs.pci_functions()}
         if (function := functions.get(card)) is None:
             raise DriverFailed(f"there is no card {card}")
-        found = cards.read_regions(self.sysfs, functions.values()).get(card)
-        regions = cards.list_regions(self.sysfs, function, found)
+        card_regions = cards.read_regions(self.sysfs, functions.values()).get(card)
+        regions = cards.list_regions(self.sysfs, function, card_regions)
         if not regions:
             raise DriverFailed(
                 f"{card} has no FPGA region: it is bound to the kernel driver "

@@ -56,6 +56,8 @@ _SAMPLES = 16  # of each namespace, as privileged.nvme takes
 
 @dataclass
 class _PendingFault:
+    """A fault, and how many more operations it affects; None: all of them."""
+
     fault: Fault
     left: int | None
 
@@ -113,7 +115,7 @@ class SimulatedKernel:
         """Remove the folder of a device and its entries in other folders."""
         with self.lock:
             if (self.root / "devices").resolve() not in folder.parents:
-                return
+                return  # a uevent of a capture may name any path
             shutil.rmtree(folder, ignore_errors=True)
             for place in _PLACES:
                 self._remove_dangling(self.root / place)

@@ -226,6 +226,7 @@ class Recorder:
             if target.startswith("/"):
                 target = os.path.relpath(target, f"/{folder}")
             target = target.rstrip("/")
+            # Links in the root directory, such as /lib, are left out: see ``record_host``.
             if folder:
                 self._folder(folder).links[name] = target
         self._targets[place] = target

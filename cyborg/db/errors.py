@@ -35,6 +35,7 @@ _FULL_TEXTS = ("too many clients", "too many connections", "remaining connection
 _DOWN_NUMBERS = frozenset({1047, 1053, 1180})
 # The server accepts no changes: a replica, or a primary that is being replaced.
 _READ_ONLY_NUMBERS = frozenset({1290, 1836})
+_READ_ONLY_STATE = "25006"
 # The server cancelled a statement at its time limit: MariaDB, MySQL; PostgreSQL.
 _SLOW_NUMBERS = frozenset({1969, 3024})
 _SLOW_STATE = "57014"
@@ -75,10 +76,11 @@ def to_unavailable(error: BaseException) -> Unavailable | None:
         )
     if isinstance(error, oslo.DBConnectionError | sa.exc.TimeoutError | sa.exc.InterfaceError):
         return Unavailable(NO_ANSWER)
+    # Before the next check: for psycopg2 it is an error of the class InternalError.
+    if number in _READ_ONLY_NUMBERS or state == _READ_ONLY_STATE:
+        return Unavailable("the database is read-only")
     if not isinstance(_wrapped(error), sa.exc.OperationalError):
         return None
-    if number in _READ_ONLY_NUMBERS:
-        return Unavailable("the database is read-only")
     if number in _SLOW_NUMBERS or state == _SLOW_STATE:
         return Unavailable("database statement timed out")
     if _is_access_denied(error):

@@ -134,15 +134,16 @@ class FpgaDriver(PciDriver):
         """
         measurements = dict(super().measure(devices))
         regions = cards.read_regions(self._sysfs, self._functions.values())
-        for address, measured in list(measurements.items()):
+        for address, former in list(measurements.items()):
+            measured = [former]
             for region in regions.get(address, cards.CardRegions()).regions:
                 reasons = [] if region.obstacle is None else [region.obstacle]
                 state = self._loader.manager_state(region)
                 if state is not None and state.endswith("error"):
                     reasons.append(f"the FPGA manager {region.manager} is in the state {state!r}")
                 if reasons:
-                    failed = Measurement(inventory.Health.UNHEALTHY, "; ".join(reasons))
-                    measurements[address] = combine([failed, measured])
+                    measured.append(Measurement(inventory.Health.UNHEALTHY, "; ".join(reasons)))
+            measurements[address] = combine(measured)
         return measurements
 
     def prepare(self, item: WorkItem, instance: str | None) -> None:

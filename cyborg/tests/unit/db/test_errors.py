@@ -91,3 +91,13 @@ def test_server_without_free_connections_is_named(limited_url: sa.URL) -> None:
 def test_pools_of_three_processes_fit_into_the_default_of_mariadb() -> None:
     conf = make_conf()
     assert 3 * (conf.database.max_pool_size + conf.database.max_overflow) < 151
+
+
+def test_write_to_a_standby_is_unavailable(engine: sa.Engine) -> None:
+    if engine.dialect.name != "postgresql":
+        pytest.skip("the errors of the other kinds are tested above")
+    with engine.begin() as tx:
+        # As on a standby, and on a primary that is being replaced.
+        tx.execute(sa.text("SET TRANSACTION READ ONLY"))
+        with pytest.raises(Unavailable, match="is read-only"), translate():
+            tx.execute(sa.text("DELETE FROM services"))

@@ -12,6 +12,7 @@ from cyborg.core.errors import DriverFailed, Misconfigured
 from cyborg.core.inventory.device import Ability, Deployable, Device, DeviceType, Health
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Memory
+from cyborg.drivers.fpga import cards
 from cyborg.drivers.fpga.cards import FAMILIES
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.fpga.loader import Record, RecordStore
@@ -175,6 +176,21 @@ def test_measure_manager_in_error_is_unhealthy(kernel: SimulatedKernel) -> None:
     measured = driver.measure(devices)[PLAIN]
     assert measured.health is Health.UNHEALTHY
     assert measured.reason == "the FPGA manager fpga0 is in the state 'write error'"
+
+
+def test_measure_shows_the_reasons_of_all_failed_regions(
+    kernel: SimulatedKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel.add_plain_card()
+    driver = make_driver(kernel)
+    devices = driver.discover()
+    regions = (
+        cards.Region("a", fme="dfl-fme.0", port=0, in_reset=True),
+        cards.Region("b", fme="dfl-fme.0", port=1, in_reset=True),
+    )
+    monkeypatch.setattr(cards, "read_regions", lambda *_: {PLAIN: cards.CardRegions(regions)})
+    reason = driver.measure(devices)[PLAIN].reason or ""
+    assert [f"port {number} of dfl-fme.0 is in reset" in reason for number in (0, 1)] == [True] * 2
 
 
 def test_abilities_are_prepare_program_and_measure(kernel: SimulatedKernel) -> None:

@@ -144,7 +144,7 @@ class RolloutController:
         def write(tx: sa.Connection) -> bool:
             # Jobs of devices and of drivers have one list and one command.
             if cancellation.cancel(tx, job_uuid, self.uow.clock()):
-                return True
+                return True  # its device may have been uncordoned
             job = job_store.lock(tx, job_uuid)
             if job is None:
                 raise NotFound(f"no job {job_uuid}", job=job_uuid)
@@ -181,7 +181,10 @@ class RolloutController:
         return state.to_dict()
 
     def record_outcomes(self, host: str, epoch: str, generation: int, outcomes: Any) -> None:
-        """Record the outcome of each backend that an agent reports. Raise Invalid, Stale."""
+        """Record the outcome of each backend that an agent reports. Raise Invalid, Stale.
+
+        ``generation`` is only validated: each of the ``outcomes`` has its own.
+        """
         host, epoch = check_text("host", host), parse_uuid(epoch, "epoch")
         check_integer("generation", generation)
         reported = desired_state.load_outcomes(outcomes)
@@ -255,7 +258,7 @@ class RolloutController:
     def _leave_lost(
         self, tx: sa.Connection, job: job_store.JobRow, in_progress: Sequence[store.StepRow]
     ) -> RolloutUpdate | None:
-        """Leave the steps of hosts whose agents are down; return None if there are none."""
+        """Make steps whose agents are down wait for their return; return None if there are none."""
         kind = Kind(job["kind"])
         # An update waits for its deadline instead: a change that stops its host must not go on.
         lost = [step for step in in_progress if step["down"] and kind is not Kind.UPDATE]

@@ -274,7 +274,7 @@ def _next_generation(agent: desired_backends.AgentRow) -> int:
 def _write_desired(
     tx: sa.Connection, job: JobRow, step: store.StepRow, agent: desired_backends.AgentRow | None
 ) -> str | None:
-    """Write the desired state of the backend of a step; return why this is not possible."""
+    """Write the desired state of the backend of a step; return why not, None if it was written."""
     if agent is None:
         return "its agent was deleted"
     kind, backend = Kind(job["kind"]), step["backend"]

@@ -130,7 +130,8 @@ class Hosts:
         now, interval = self.uow.clock(), self.interval.seconds
         times = self.interval.agent_times(now)
         answer = {"interval": interval, "report": False, "desired_generation": observed or 0}
-        # The usual case, one UPDATE: its guards compare everything that could call for more.
+        # The usual case, one UPDATE: its guards compare everything that could call for more, also
+        # the observed generation with the desired one.
         if digest is not None and self.uow.run(
             lambda tx: store.heartbeat_if_unchanged(
                 tx, AGENT, host, epoch, digest, times, fields, observed

@@ -110,14 +110,14 @@ class Attributes:
             "created_at": now,
         }
         # Built here, not read: an answer costs no second query.
-        made = {**row, "deployable_uuid": owner, "created_at": to_iso(now), "updated_at": None}
+        plain_row = {**row, "deployable_uuid": owner, "created_at": to_iso(now), "updated_at": None}
 
         def write(tx: sa.Connection) -> None:
             if not deployables.add_attribute(tx, owner, row):
                 raise _no_deployable(owner)
 
         try:
-            self.uow.run_once(write, lambda _: made)
+            self.uow.run_once(write, answer=lambda _: plain_row)
         except db_exc.DBDuplicateEntry as exc:
             # A query before the INSERT could be outdated: the unique key decides.
             raise Conflict(
@@ -128,7 +128,7 @@ class Attributes:
         except db_exc.DBReferenceError as exc:
             raise _no_deployable(owner) from exc
         LOG.info("Created attribute %s (%s)", row["uuid"], key, deployable=owner)
-        return made
+        return plain_row
 
     def delete(self, uuid: str) -> None:
         """Delete an attribute. Raise Invalid, NotFound."""

@@ -201,6 +201,7 @@ class Writer:
         }
 
     def _remove(self, steps: Sequence[Step], *, has_sets: bool) -> None:
+        """Delete the rows of removed records. Raise Conflict if a handle is not free any more."""
         if handles := self._row_ids(steps, plan.Remove, HandleKey):
             deleted = attach_handles.delete_clean(self.tx, handles)
             if deleted != len(handles):
@@ -217,6 +218,7 @@ class Writer:
             devices.delete(self.tx, device_ids)
 
     def _change(self, steps: Sequence[Step]) -> None:
+        """Update the rows of changed records."""
         new = _values(steps, plan.Change)
         devices.update(
             self.tx,
@@ -244,6 +246,7 @@ class Writer:
     def _add_deployables(
         self, new: Mapping[Key, plan.Record], counts: Counter[DeployableKey]
     ) -> None:
+        """Insert new deployables, with the uuids and the attributes that tombstones restore."""
         values = [
             deployables.NewDeployable(self._ids[DeviceKey(key.device)], value, counts[key])
             for key, value in new.items()
@@ -261,6 +264,7 @@ class Writer:
         )
 
     def _add_handles(self, new: Mapping[Key, plan.Record]) -> None:
+        """Insert new handles; those that a tombstone has as dirty need cleaning first."""
         dirty = {
             HandleKey(*key, address)
             for key, tombstone in self._restore_plan.deployables.items()

@@ -283,7 +283,10 @@ class Completion:
         error: str | None,
         job: jobs.JobRow | None = None,
     ) -> JobResult:
-        """Fail the binds of ARQs and enqueue the cleaning of their handles."""
+        """Fail the binds of ARQs and enqueue the cleaning of their handles.
+
+        ``cancels`` are the uuids of the jobs that the agents must cancel before the cleaning.
+        """
         timeout = self.recorder.conf.conductor.release_timeout
         undone = release.fail_binds(
             self.tx, rows, now=self.now, timeout=timeout, cancelled_jobs=cancels, error=error
@@ -318,6 +321,7 @@ class Completion:
         follow_arqs(self.tx, rows, self.recorder, self.now)
 
     def _finish_cleaning(self, row: jobs.JobRow, waiting: Sequence[store.ArqRow]) -> JobResult:
+        """Record that the handles of a job are clean, and end the unbinds that waited for this."""
         entries.record_cleaned(self.tx, row, self.now)
         self._finish_unbinds(waiting)
         providers = jobs.mark_cleaned(self.tx, row["id"])

@@ -232,13 +232,18 @@ class JobDispatcher:
             return self._process_leased(row, unreachable_reason)
 
     def _process_leased(self, row: store.JobRow, unreachable_reason: str | None) -> str | None:
-        """Return why the agent is unreachable; None if it answered, or was not needed."""
+        """Return why the agent is unreachable; None if it answered, or was not needed.
+
+        An error is logged, not raised: the job is processed again when its lease has expired.
+        """
         try:
             if jobs.DRAINS in row["arguments"]:
                 self._drain(row)
                 return None
-            unreachable = unreachable_reason is not None
-            answer = Answer(error=unreachable_reason) if unreachable else self._query_agent(row)
+            if unreachable_reason is None:
+                answer = self._query_agent(row)
+            else:
+                answer = Answer(error=unreachable_reason)
             self._record(row, answer, self._owner)
         except Unavailable as exc:
             LOG.warning("Cannot process job now, will retry: %s", exc.message)
@@ -379,7 +384,7 @@ class JobDispatcher:
             abandoned = cancellation.abandon_cleaning(tx, row, answer.error, now, handler)
             if abandoned.completed:
                 return abandoned
-        # ARQs are locked before jobs, as in every transaction.
+        # Only in these cases ARQs change. They are locked before jobs, as in every transaction.
         waiting = arqs.lock_of_jobs(tx, [row["id"]]) if job.late or job.first_failure else []
         message = job.message
         if not store.reschedule(

@@ -170,8 +170,8 @@ class Publisher:
     def _end_withdrawals(self, batch: Batch, result: BatchResult) -> None:
         """Plan the offers of the hosts again whose sets are withdrawn now.
 
-        In one transaction with the end of a withdrawal: after it nothing else lets a publisher plan
-        the host.
+        The plan of a host ends its withdrawals in the same transaction: after it nothing else lets
+        a publisher plan the host.
         """
         ended = [row for row in batch.rows if row["uuid"] in result.withdrawn]
         if not ended:
@@ -424,8 +424,8 @@ class Publisher:
             error = f"reserved, and still allocated to {names}"
         # Not published: a failure is tried again.
         del result.published[row["uuid"]]
-        is_soon = row["attempts"] < MAX_WITHDRAWAL_CHECKS
-        self._record_failure(result, row, error, delay=WITHDRAWAL_INTERVAL if is_soon else None)
+        checks_left = row["attempts"] < MAX_WITHDRAWAL_CHECKS
+        self._record_failure(result, row, error, delay=WITHDRAWAL_INTERVAL if checks_left else None)
 
     def _record_unreachable(self, rows: Rows, exc: Unavailable, result: BatchResult) -> None:
         """Record rows for which Placement gave no answer; check whether Placement is down."""

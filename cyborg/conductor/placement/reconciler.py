@@ -241,15 +241,16 @@ class ProviderReconciler:
             ) from exc
 
     def _evict(self, consumer: str, uuid: str) -> None:
-        known = self.placement.consumer(consumer)
-        if known is None or uuid not in known.amounts:
+        """Delete what a consumer has allocated of a provider; keep its other allocations."""
+        current = self.placement.consumer(consumer)
+        if current is None or uuid not in current.amounts:
             return
-        others = {key: amounts for key, amounts in known.amounts.items() if key != uuid}
-        self.placement.set_consumer(consumer, others, known)
+        others = {key: amounts for key, amounts in current.amounts.items() if key != uuid}
+        self.placement.set_consumer(consumer, others, current)
         LOG.warning(
             "Deleted the allocation %s of a consumer: the host of the resource provider was "
             "removed",
-            dict(known.amounts[uuid]),
+            dict(current.amounts[uuid]),
             instance=consumer,
             provider=uuid,
         )

@@ -206,7 +206,8 @@ class ProviderVerifier:
     def _verify_batch(self, batch: _Batch) -> None:
         """Verify leased providers and record the results.
 
-        A host without an answer stays leased, so that the next rounds do not begin with it.
+        A host without an answer stays leased, so that the next rounds do not begin with it. Raise
+        Unavailable, after the results are recorded, if Placement has answered for no host.
         """
         hosts = reconciler.group_by_host(batch.rows)
         # One call for each host, however many providers it has: the generation says whether the
@@ -225,12 +226,13 @@ class ProviderVerifier:
         self.uow.run(lambda tx: self._record(tx, batch))
         if batch.different:
             self.wake_publisher()
-        if batch.failure is not None and not batch.has_answers:
+        if batch.failure is None:
+            return
+        if not batch.has_answers:
             raise Unavailable(batch.failure.message)
-        if batch.failure is not None:
-            self._failure_log.warn(
-                "%s; verification of resource providers is delayed, retrying", batch.failure.message
-            )
+        self._failure_log.warn(
+            "%s; verification of resource providers is delayed, retrying", batch.failure.message
+        )
 
     def _map(self, func: Callable[[T], R], items: Sequence[T]) -> list[R]:
         return map_parallel("verification", func, items, self.conf.conductor.max_placement_calls)

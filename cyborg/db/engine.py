@@ -143,10 +143,10 @@ def make_engine(
     statements have no time limit: migrations need this. ``limits`` replace those of ``conf``.
     """
     replica = conf.database.slave_connection if read_only and use_replica else None
-    text = replica or conf.database.connection
-    if not text:
+    configured_url = replica or conf.database.connection
+    if not configured_url:
         raise _misconfigured(f"is not set: expected {_URL}")
-    url = _parse(text)
+    url = _parse(configured_url)
     if url.get_backend_name() == "sqlite":
         return _sqlite(url, conf, read_only)
     drop_tracebacks(_POOL_LOGGERS, (Exception,))
@@ -212,6 +212,7 @@ def answers(engine: sa.Engine) -> bool:
         unavailable = errors.to_unavailable(exc)
         return unavailable is None or unavailable.message != errors.NO_ANSWER
     finally:
+        # The pool must keep no connection: the next call tries a new one.
         engine.dispose()
     return True
 
@@ -250,8 +251,9 @@ def _tuned(url: sa.URL, read_only: bool, limits: Timeouts | None) -> sa.URL:
     if url.get_backend_name() == "postgresql":
         url = timeouts.keep_alive(url)
         url = url if limits is None else timeouts.limit_url(url, limits)
-        # Compiling the expressions of a statement takes longer than the statements of this service.
-        # First, so that the URL can set it.
+        # Without JIT: to compile the expressions of a statement takes longer than to run the
+        # statements of this service. It stands first, because the last setting of a name applies:
+        # the options of the URL can set it again, but not the isolation level.
         flags = [
             "-c jit=off",
             url.query.get("options", ""),
@@ -279,7 +281,7 @@ def _sqlite(url: sa.URL, conf: cfg.ConfigOpts, read_only: bool) -> sa.Engine:
     """Return an engine for a SQLite file, in WAL mode."""
     # Not the engine of oslo.db: it opens the file for each transaction, and the last close writes
     # the whole WAL back.
-    limits: dict[str, Any] = {
+    pool_settings: dict[str, Any] = {
         "pool_size": conf.database.max_pool_size,
         "max_overflow": conf.database.max_overflow,
         "pool_timeout": conf.database.pool_timeout,
@@ -288,7 +290,7 @@ def _sqlite(url: sa.URL, conf: cfg.ConfigOpts, read_only: bool) -> sa.Engine:
         url,
         poolclass=sa.QueuePool,
         connect_args={} if "timeout" in url.query else {"timeout": BUSY_SECONDS},
-        **{name: value for name, value in limits.items() if value is not None},
+        **{name: value for name, value in pool_settings.items() if value is not None},
     )
     if read_only:
         engine = engine.execution_options(isolation_level="AUTOCOMMIT")

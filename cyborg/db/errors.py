@@ -79,6 +79,7 @@ def to_unavailable(error: BaseException) -> Unavailable | None:
     # Before the next check: for psycopg2 it is an error of the class InternalError.
     if number in _READ_ONLY_NUMBERS or state == _READ_ONLY_STATE:
         return Unavailable("the database is read-only")
+    # An error of another class, such as ProgrammingError, is a mistake in the statement.
     if not isinstance(_wrapped(error), sa.exc.OperationalError):
         return None
     if number in _SLOW_NUMBERS or state == _SLOW_STATE:
@@ -130,6 +131,7 @@ def _is_access_denied(error: BaseException) -> bool:
         return number in _DENIED_NUMBERS
     if state is not None:
         return state.startswith(_DENIED_CLASS)
+    # SQLite has no accounts; its messages have names, which may contain one of these texts.
     return any(part in text for part in _DENIED_TEXTS) and not _is_sqlite(error)
 
 

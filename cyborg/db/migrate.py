@@ -186,7 +186,8 @@ def _upgrade_lock(engine: sa.Engine, report: Report) -> Iterator[None]:
 def _wait_for_lock(connection: sa.Connection, wait_lock: sa.Function[Any]) -> bool:
     """Wait for the lock and return whether it was acquired."""
     # At the lock timeout MySQL returns 0, and PostgreSQL fails with a transient error. NULL is an
-    # error of GET_LOCK, as when an administrator kills the statement.
+    # error of GET_LOCK, as when an administrator kills the statement. With the lock MySQL returns
+    # 1, and PostgreSQL the void value, an empty text.
     try:
         return connection.scalar(sa.select(wait_lock)) not in (0, None)
     except errors.FAILURES as error:

@@ -47,14 +47,15 @@ class OldRows:
 
     def purge(self, tx: sa.Connection, cutoff: datetime, limit: int) -> int:
         """Delete up to ``limit`` rows that are older than ``cutoff``; return their number."""
-        rows, is_old = self.table.c, self.is_old(cutoff)
-        old_ids = sa.select(rows.id).where(is_old).limit(limit)
+        c, is_old = self.table.c, self.is_old(cutoff)
+        old_ids = sa.select(c.id).where(is_old).limit(limit)
+        # Only the rows with the lowest ids are read: see the class.
         if self.condition is None:
-            oldest = sa.select(rows.id, rows.created_at).order_by(rows.id).limit(limit).subquery()
+            oldest = sa.select(c.id, c.created_at).order_by(c.id).limit(limit).subquery()
             old_ids = sa.select(oldest.c.id).where(oldest.c.created_at < cutoff)
         ids = tx.scalars(old_ids).all()
         # The condition again: a message may be retried, and a daemon may return, meanwhile.
-        query = sa.delete(self.table).where(rows.id.in_(sorted(ids)), is_old)
+        query = sa.delete(self.table).where(c.id.in_(sorted(ids)), is_old)
         deleted = tx.execute(query).rowcount if ids else 0
         if deleted and self.after_purge is not None:
             self.after_purge(tx)

@@ -77,8 +77,8 @@ def row_columns(
     # From the keys, so that no list of columns can differ from the type of its rows.
     columns = {column.name: column for table in reversed(tables) for column in table.c}
     for name, other in others.items():
-        same = isinstance(other, sa.Column) and other.name == name
-        columns[name] = other if same else other.label(name)
+        is_named_by_key = isinstance(other, sa.Column) and other.name == name
+        columns[name] = other if is_named_by_key else other.label(name)
     return [columns[name] for name in kind.__annotations__]
 
 

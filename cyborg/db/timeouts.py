@@ -154,7 +154,9 @@ def limit_engine(engine: sa.Engine, limits: Timeouts) -> None:
         return connection
 
     def connect_psycopg2(dialect: Any, record: Any, args: Any, arguments: dict[str, Any]) -> Any:
+        # ``factory`` is set below, for this driver only: without the driver it cannot be made.
         connection = dialect.connect(*args, **arguments, connection_factory=factory)
+        # The login is over, for which the limit of the class has applied.
         connection.limit = limits.statement
         return connection
 
@@ -201,6 +203,7 @@ def temporary_timeout(connection: Any, seconds: float) -> Iterator[None]:
     """Limit the wait for an answer on a driver's connection to ``seconds`` within the block."""
     name = "limit" if hasattr(connection, "limit") else _PYMYSQL_LIMIT
     previous = getattr(connection, name, None)
+    # The driver has no limit that can be changed, or the engine of the connection has no limits.
     if previous is None:
         yield
         return
@@ -256,6 +259,10 @@ def _psycopg2_factory(connect_seconds: float) -> type:
 
 
 def _ready(descriptor: int, events: int, seconds: float | None) -> bool:
+    """Return whether a descriptor is ready within ``seconds``; None waits without limit.
+
+    ``events`` are those of ``poll``.
+    """
     # Not select(), which fails for a descriptor above 1023.
     poller = select.poll()
     poller.register(descriptor, events)
@@ -327,9 +334,11 @@ class StallDetector:
             return
         answers = self._probe()
         with self._lock:
-            # A transaction that has succeeded meanwhile shows that the database only is slow.
+            # A transaction that has succeeded meanwhile shows that the database only is slow. A
+            # stall ends with an answered probe alone.
             stalled = not answers and (self._stalled or self._succeeded == succeeded_before)
-            changed, self._stalled = stalled != self._stalled, stalled
+            changed = stalled != self._stalled
+            self._stalled = stalled
             slow = [item for item in self._open if item.started_at <= started_before]
             for item in slow if stalled else ():
                 abort(item.connection)
@@ -346,7 +355,8 @@ class StallDetector:
 def abort(connection: Any) -> None:
     """Shut down the socket of a driver's connection: a thread that waits for it gets an error."""
     socket_or_connection = getattr(connection, "_sock", connection)  # PyMySQL has no fileno()
-    with contextlib.suppress(Exception):  # it was closed meanwhile; each driver has its own error
+    # Not open yet, or closed meanwhile: nothing to shut down. Each driver has its own error.
+    with contextlib.suppress(Exception):
         # A duplicate, whose close leaves the descriptor of the driver open.
         copy = socket.socket(fileno=os.dup(socket_or_connection.fileno()))
         with copy:

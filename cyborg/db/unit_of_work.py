@@ -166,6 +166,7 @@ class UnitOfWork:
 
     @contextlib.contextmanager
     def _begin(self) -> Iterator[sa.Connection]:
+        """Yield a connection in a transaction, which ``stalls`` can end if it was given."""
         if self._stalls is None:
             with self._engine.begin() as tx:
                 yield tx

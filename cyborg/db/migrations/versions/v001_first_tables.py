@@ -18,7 +18,7 @@ TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
 def upgrade() -> None:
     """Create the tables, referenced tables first."""
     _create_attachments()
-    _create_device_profiles()
+    _create_contexts_and_profiles()
     _table(
         "devices",
         sa.Column("uuid", sa.String(36), nullable=False),
@@ -345,7 +345,7 @@ def _create_attachments() -> None:
     _index("attachments", "state", "next_try_at")
 
 
-def _create_device_profiles() -> None:
+def _create_contexts_and_profiles() -> None:
     _table(
         "device_contexts",
         sa.Column("uuid", sa.String(36), nullable=False),

@@ -50,10 +50,13 @@ def of_hosts(
 
 
 def of_providers(tx: sa.Connection, providers: Collection[str]) -> dict[str, set[str]]:
-    """Return the types of the handles of resource providers, by the uuid of the provider."""
+    """Return the types of the handles of resource providers, by the uuid of the provider.
+
+    The handles of a device set are those of its members.
+    """
     columns = deployables.c.rp_uuid, attach_handles.c.type
     of_these = deployables.c.rp_uuid.in_(sorted(providers))
-    own = sa.select(*columns).join(
+    of_deployables = sa.select(*columns).join(
         attach_handles, attach_handles.c.deployable_id == deployables.c.id
     )
     of_sets = (
@@ -61,7 +64,7 @@ def of_providers(tx: sa.Connection, providers: Collection[str]) -> dict[str, set
         .join(set_members, set_members.c.deployable_id == deployables.c.id)
         .join(attach_handles, attach_handles.c.id == set_members.c.handle_id)
     )
-    return _group(tx, own.where(of_these).union(of_sets.where(of_these)))
+    return _group(tx, of_deployables.where(of_these).union(of_sets.where(of_these)))
 
 
 def of_arqs(tx: sa.Connection, ids: Collection[int]) -> set[str]:
@@ -112,7 +115,7 @@ class GuestDeviceRow(TypedDict):
 
 
 _OPEN_JOB = sa.exists().where(jobs.c.id == arqs.c.job_id, jobs.c.state == JobState.OPEN)
-_QUERY = (
+_GUEST_DEVICES = (
     sa.select(
         *row_columns(
             GuestDeviceRow,
@@ -135,14 +138,16 @@ _QUERY = (
 
 def of_attachment(tx: sa.Connection, id_: int) -> list[GuestDeviceRow]:
     """Return the devices that the ARQs of an attachment own."""
-    query = _QUERY.where(arqs.c.attachment_id == id_, arqs.c.state.in_(sorted(OWNING_STATES)))
+    owns_handle = arqs.c.state.in_(sorted(OWNING_STATES))
+    query = _GUEST_DEVICES.where(arqs.c.attachment_id == id_, owns_handle)
     return fetch_all(GuestDeviceRow, tx.execute(query))
 
 
 def all_ready(tx: sa.Connection, id_: int) -> bool:
     """Return whether no open job prepares a device of an attachment.
 
-    An ARQ may refer to a job that has ended, in a database that was restored or edited by hand.
+    A job that has ended does not count. An ARQ may refer to one in a database that was restored or
+    edited by hand.
     """
     query = sa.select(arqs.c.id).where(
         arqs.c.attachment_id == id_, arqs.c.state.in_(sorted(OWNING_STATES)), _OPEN_JOB
@@ -162,9 +167,10 @@ def of_host(tx: sa.Connection, host: str) -> list[GuestDeviceRow]:
     is_ignored_by_nova = sa.and_(
         attach_handles.c.type == HandleType.VFIO,
         arqs.c.attachment_id.is_(None),
+        # Under a lease there is no instance yet.
         arqs.c.instance_uuid.is_not(None),
     )
-    query = _QUERY.outerjoin(attachments, attachments.c.id == arqs.c.attachment_id).where(
+    query = _GUEST_DEVICES.outerjoin(attachments, attachments.c.id == arqs.c.attachment_id).where(
         devices.c.host == host,
         arqs.c.state == ArqState.BOUND,
         sa.or_(is_attached, is_ignored_by_nova),

@@ -28,7 +28,7 @@ from cyborg.db.schema import (
 from cyborg.db.schema import device_contexts as contexts
 from cyborg.db.schema import device_maintenances as windows
 
-_OWNED = (
+_OWNED_HANDLES = (
     attach_handles.join(deployables, deployables.c.id == attach_handles.c.deployable_id)
     .join(devices, devices.c.id == deployables.c.device_id)
     .join(arqs, arqs.c.id == attach_handles.c.arq_id)
@@ -46,13 +46,13 @@ class BoundContextRow(TypedDict):
 
 
 # ARQs with which the server of a context was built; those of an attached context stay.
-_BOUND = (
+_BOUND_NOT_ATTACHED = (
     arqs.c.state == ArqState.BOUND,
     arqs.c.instance_uuid.is_not(None),
     arqs.c.attachment_id.is_(None),
 )
 # The work on the successor has not exchanged the handles: there is no other one meanwhile.
-_RECORDED = attachments.c.state.in_([AttachmentState.ATTACHING, AttachmentState.ERROR])
+_NOT_EXCHANGED = attachments.c.state.in_([AttachmentState.ATTACHING, AttachmentState.ERROR])
 
 
 def record_key(context: str, device: str, instance: str) -> str:
@@ -71,9 +71,9 @@ def bound_contexts(tx: sa.Connection, device: str) -> list[BoundContextRow]:
     }
     query = (
         sa.select(*row_columns(BoundContextRow, arqs, **of_context))
-        .select_from(_OWNED)
+        .select_from(_OWNED_HANDLES)
         .join(contexts, contexts.c.id == arqs.c.context_id)
-        .where(devices.c.uuid == device, *_BOUND)
+        .where(devices.c.uuid == device, *_BOUND_NOT_ATTACHED)
         .order_by(contexts.c.uuid)
         # A context may own several handles of the device.
         .distinct()
@@ -83,7 +83,7 @@ def bound_contexts(tx: sa.Connection, device: str) -> list[BoundContextRow]:
 
 def recorded(tx: sa.Connection, device: str) -> list[AttachmentRow]:
     """Return the successors of a device that have not exchanged their handles yet."""
-    query = sa.select(attachments).where(attachments.c.maintained_device == device, _RECORDED)
+    query = sa.select(attachments).where(attachments.c.maintained_device == device, _NOT_EXCHANGED)
     return fetch_all(AttachmentRow, tx.execute(query.order_by(attachments.c.id)))
 
 
@@ -96,17 +96,17 @@ def devices_to_plan(tx: sa.Connection, now: datetime, mode: str, limit: int) -> 
     has_window = (windows.c.until > now, windows.c.successor == mode)
     missing = (
         sa.select(devices.c.uuid)
-        .select_from(_OWNED)
+        .select_from(_OWNED_HANDLES)
         .join(contexts, contexts.c.id == arqs.c.context_id)
         .join(windows, windows.c.device_uuid == devices.c.uuid)
         .where(
             *has_window,
-            *_BOUND,
+            *_BOUND_NOT_ATTACHED,
             ~sa.exists().where(
                 attachments.c.successor_of == contexts.c.uuid,
                 attachments.c.maintained_device == devices.c.uuid,
                 attachments.c.instance_uuid == arqs.c.instance_uuid,
-                _RECORDED,
+                _NOT_EXCHANGED,
             ),
         )
     )
@@ -134,29 +134,30 @@ def purge(tx: sa.Connection, mode: str, limit: int) -> int:
     A successor is not needed if the device has no window with this mode, or if no handle of the
     device belongs to the context for the instance.
     """
+    # Whether or not its time has passed: the sweep that calls this deletes ended windows itself.
     has_window = sa.exists().where(
         windows.c.device_uuid == attachments.c.maintained_device,
         windows.c.successor == mode,
     )
     is_bound = (
         sa.select(arqs.c.id)
-        .select_from(_OWNED)
+        .select_from(_OWNED_HANDLES)
         .join(contexts, contexts.c.id == arqs.c.context_id)
         .where(
             devices.c.uuid == attachments.c.maintained_device,
             contexts.c.uuid == attachments.c.successor_of,
             arqs.c.instance_uuid == attachments.c.instance_uuid,
-            *_BOUND,
+            *_BOUND_NOT_ATTACHED,
         )
         .correlate(attachments)
         .exists()
     )
-    failed = (
+    is_obsolete = (
         attachments.c.maintained_device.is_not(None),
         attachments.c.state == AttachmentState.ERROR,
         sa.or_(sa.not_(has_window), sa.not_(is_bound)),
     )
-    ids = tx.scalars(sa.select(attachments.c.id).where(*failed).limit(limit)).all()
+    ids = tx.scalars(sa.select(attachments.c.id).where(*is_obsolete).limit(limit)).all()
     # ``delete_failed`` checks the state again: the work on a successor may have begun again.
     return records.delete_failed(tx, ids) if ids else 0
 
@@ -169,7 +170,7 @@ def lock_replaced(tx: sa.Connection, context: str, device: str) -> list[ArqRow]:
     h = attach_handles.c
     handles = tx.execute(
         sa.select(h.arq_id, h.set_id)
-        .select_from(_OWNED)
+        .select_from(_OWNED_HANDLES)
         .join(contexts, contexts.c.id == arqs.c.context_id)
         .where(devices.c.uuid == device, contexts.c.uuid == context)
     ).all()
@@ -185,7 +186,7 @@ def lock_replaced(tx: sa.Connection, context: str, device: str) -> list[ArqRow]:
 
 def providers_of(tx: sa.Connection, device: str) -> set[str]:
     """Return the uuids of the resource providers of a device, and of the sets that have it."""
-    own = (
+    of_device = (
         sa.select(deployables.c.rp_uuid)
         .join(devices, devices.c.id == deployables.c.device_id)
         .where(devices.c.uuid == device)
@@ -199,7 +200,7 @@ def providers_of(tx: sa.Connection, device: str) -> set[str]:
         .where(devices.c.uuid == device)
     )
     of_sets = sa.select(deployables.c.rp_uuid).where(deployables.c.id.in_(sets))
-    return set(tx.scalars(own.union(of_sets)))
+    return set(tx.scalars(of_device.union(of_sets)))
 
 
 def host_of(tx: sa.Connection, device: str) -> str | None:
@@ -230,6 +231,7 @@ def exchange_handles(tx: sa.Connection, pairs: Mapping[int, int]) -> bool:
     new_owners = {handle: partners[owner] for handle, owner in owners.items()}
     case = sa.case(new_owners, value=attach_handles.c.id)
     tx.execute(sa.update(attach_handles).where(ids).values(arq_id=case))
+    # Each ARQ gets the provider that its partner had.
     former = sa.select(arqs.c.id, arqs.c.device_rp_uuid).where(arqs.c.id.in_(sorted(partners)))
     providers = {partners[row.id]: row.device_rp_uuid for row in tx.execute(former)}
     tx.execute(

@@ -155,7 +155,8 @@ def start_detach(
     """Change attached attachments to detaching; return how many were changed.
 
     Without ``step``, change those that are being attached or undone, and keep their step: then the
-    work on a step of the attach is cancelled, and undone from this step.
+    work on a step of the attach is cancelled, and undone from this step. ``reboot`` is whether the
+    work may ask Nova for a reboot while the guest may have the devices.
     """
     event = AttachmentEvent.CANCEL if step is None else AttachmentEvent.DETACH
     return _apply(
@@ -193,10 +194,14 @@ def schedule_reboot(tx: sa.Connection, id_: int, now: datetime, deadline: dateti
         attachments.c.mode == Mode.NEXT_BOOT,
         sa.not_(attachments.c.reboot),
     )
-    is_attach = (attachments.c.state == AttachmentState.ATTACHING, attachments.c.failure.is_(None))
+    # With a failure it is being undone.
+    is_attaching = (
+        attachments.c.state == AttachmentState.ATTACHING,
+        attachments.c.failure.is_(None),
+    )
     # The work has not come to the step ``reboot`` yet, and finds the flag there.
-    early = sa.update(attachments).where(*guard, *is_attach).values(reboot=True)
-    if changed := tx.execute(early).rowcount:
+    set_flag = sa.update(attachments).where(*guard, *is_attaching).values(reboot=True)
+    if changed := tx.execute(set_flag).rowcount:
         return changed
     return _apply(
         tx,
@@ -244,7 +249,7 @@ def delete_failed(tx: sa.Connection, ids: Collection[int]) -> int:
 
 
 def lease(tx: sa.Connection, *, owner: str, now: datetime, until: datetime) -> AttachmentRow | None:
-    """Lease the attachment whose work is due for longest; return its row, or None.
+    """Lease the attachment whose work is due for longest; return its row before the lease, or None.
 
     ``owner`` must be unique to each call.
     """
@@ -320,6 +325,7 @@ def awaits_marker(tx: sa.Connection, instance: str, *, without: int) -> bool:
         attachments.c.instance_uuid == instance,
         attachments.c.id != without,
         attachments.c.state == AttachmentState.DETACHING,
+        # The steps up to the one that records the marker.
         attachments.c.step.in_([Step.HIDE, Step.GUEST]),
         attachments.c.reboot_marker.is_(None),
     )

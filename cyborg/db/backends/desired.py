@@ -196,6 +196,7 @@ def cordon(
     ``stored`` are the backends that already have a desired state. The caller must hold locks on the
     agents' rows.
     """
+    # Generation 0 is for no agent: see ``of_host``.
     disabled = str(DesiredStatus.DISABLED)
     for condition, status in _group({key: disabled for key in targets if key in stored}):
         tx.execute(sa.update(table).where(condition).values(status=status))
@@ -239,9 +240,9 @@ def revert(
 ) -> bool:
     """Restore the previous desired state of a backend if it still has this ``generation``.
 
-    Return whether it had; no backend has the ``generation`` None, which a step has that did not
-    write one. Without a previous state, delete the desired state, so that the host's configuration
-    file applies. The caller must hold a lock on the agent's row.
+    Return whether it had. ``generation`` is None for a step that wrote no desired state: no row has
+    it, so that nothing is restored. Without a previous state, delete the desired state, so that the
+    host's configuration file applies. The caller must hold a lock on the agent's row.
     """
     condition = sa.and_(
         table.c.service_id == service_id,
@@ -255,7 +256,10 @@ def revert(
 
 
 class PreviousState(NamedTuple):
-    """The desired state of a backend before a change, as plain values; None if it had none."""
+    """The desired state of a backend before a change, as plain values; None if it had none.
+
+    ``agent`` is the row id of the agent, None if the agent was deleted.
+    """
 
     agent: int | None
     backend: str
@@ -272,6 +276,7 @@ def uncordon(tx: sa.Connection, previous: Collection[PreviousState]) -> None:
             None if state.values is None else str(state.values["status"])
         )
         for state in previous
+        # The desired state of a deleted agent was deleted with the agent.
         if state.agent is not None
     }
     # One statement for all backends that get the same status.
@@ -301,9 +306,12 @@ def sync_cordon(tx: sa.Connection, hosts: Collection[str], now: datetime) -> int
 
     A device is cordoned if the desired status of its backend is not ENABLED, if its backend is
     cordoned and its handles need host work, or if it drains for another layout. Any other device is
-    uncordoned. ``cordoned_since`` is ``now`` for a device that is cordoned, and None if its backend
-    is being removed or does not work. Return the number of devices that changed; the caller must
-    mark their providers stale.
+    uncordoned.
+
+    ``cordoned_since`` of a device that is cordoned by this call is ``now``, or the earlier time of
+    its status: servers in build may get its handles for some time from then on. It is None if none
+    may, because the backend is being removed or is cordoned. Return the number of devices that
+    changed; the caller must mark their providers stale.
     """
     backend = sa.and_(
         table.c.service_id == services.c.id,
@@ -316,10 +324,10 @@ def sync_cordon(tx: sa.Connection, hosts: Collection[str], now: datetime) -> int
     changed = 0
     for chunk in bulk.chunks(sorted(hosts)):
         on_hosts = devices.c.host.in_(chunk)
-        failing = devices.c.id.in_(_cordoned(tx, chunk))
-        cordoned = sa.or_(disabled, failing, devices.c.uuid.in_(_draining(tx, chunk)))
+        unusable = devices.c.id.in_(_cordoned(tx, chunk))
+        cordoned = sa.or_(disabled, unusable, devices.c.uuid.in_(_draining(tx, chunk)))
         since = sa.case(
-            (sa.or_(removed, failing), None),
+            (sa.or_(removed, unusable), None),
             else_=sa.func.coalesce(devices.c.cordoned_since, sa.literal(now, Moment)),
         )
         # If the status of the device cordons it as well, the time of the status remains.
@@ -328,7 +336,7 @@ def sync_cordon(tx: sa.Connection, hosts: Collection[str], now: datetime) -> int
         to_uncordon = sa.update(devices).where(on_hosts, devices.c.cordoned, sa.not_(cordoned))
         # Devices that were cordoned before: servers in build may not use them any more, either.
         to_close = sa.update(devices).where(
-            on_hosts, devices.c.cordoned_since.is_not(None), sa.or_(removed, failing)
+            on_hosts, devices.c.cordoned_since.is_not(None), sa.or_(removed, unusable)
         )
         changed += tx.execute(to_cordon.values(cordoned=True, cordoned_since=since)).rowcount
         changed += tx.execute(to_uncordon.values(cordoned=False, cordoned_since=kept)).rowcount
@@ -367,6 +375,7 @@ def _group(
         agents[key.backend, value].append(key.service_id)
     return [
         (sa.and_(table.c.backend == backend, table.c.service_id.in_(chunk)), value)
+        # As text: a value may be None, which has no order.
         for (backend, value), ids in sorted(agents.items(), key=str)
         for chunk in bulk.chunks(ids)
     ]

@@ -197,8 +197,10 @@ def _read_usages(
         .join(deployables, deployables.c.device_id == devices.c.id)
         .where(devices.c.host.in_(hosts), devices.c.backend.in_(names))
     )
-    # PostgreSQL would compare each device with one pair after another.
-    if connection.dialect.name != "postgresql" and len(backends) < len(hosts) * len(names):
+    # Of no use if each host has a backend of each name. PostgreSQL would compare each device with
+    # one pair after another.
+    has_all_pairs = len(backends) == len(hosts) * len(names)
+    if not has_all_pairs and connection.dialect.name != "postgresql":
         pairs = sorted((backend.host, backend.name) for backend in backends)
         query = query.where(sa.tuple_(devices.c.host, devices.c.backend).in_(pairs))
     return connection.execute(query)

@@ -215,6 +215,7 @@ class Filters:
         if not states:
             return conditions
         conditions.append(sa.or_(*(CONDITIONS[state] for state in sorted(states))))
+        # The condition of a single state has the terms below itself.
         if len(states) == 1:
             return conditions
         # An index serves what the states have in common, but not OR.

@@ -325,7 +325,8 @@ def lock_schedulable(tx: sa.Connection, arq_ids: Collection[int]) -> int:
     a device set count only if the source of the set can be used, too.
     """
     owned = handles.c.arq_id.in_(sorted(arq_ids))
-    # An update instead of a read: it sees what concurrent transactions have committed.
+    # An update that changes nothing, instead of a read: it sees what concurrent transactions have
+    # committed. Its row count also has rows that get the values that they have.
     guard = (sa.not_(handles.c.draining), SCHEDULABLE, _SET_SCHEDULABLE)
     query = sa.update(handles).where(owned, *guard)
     return tx.execute(query.values(arq_id=handles.c.arq_id)).rowcount
@@ -350,7 +351,8 @@ _RELEASE_CLEAN = (
 def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[ReleasedHandleRow]:
     """Release the handles of ARQs, which the caller must have locked.
 
-    Return the dirty handles, and those of device sets, or members of them, which need not be dirty.
+    Return the handles that leave work to do: the dirty ones and, dirty or not, those that were
+    claimed through a device set or are members of one.
 
     A draining handle remains, without an owner, until the next report deletes it
     (``services.write.request_stale_reports`` requests it); its provider is marked stale. So is that
@@ -391,7 +393,7 @@ def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[
 def any_cleaning(tx: sa.Connection, uuids: Collection[str], now: datetime) -> bool:
     """Return whether a caller has to wait for the cleaning of one of these handles.
 
-    After its deadline nobody waits for a job: it may end much later, when its host has returned.
+    A job does not count after its deadline: it may end much later, when its host has returned.
     """
     query = (
         sa.select(handles.c.id)

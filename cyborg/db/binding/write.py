@@ -353,8 +353,8 @@ def record_delivery(
 ) -> None:
     """Record whether running guests have the devices of ARQs, which the caller has locked.
 
-    ``error`` is why they lack them since ``now``; without an error they have them. Both are None
-    for guests that do not run.
+    ``error`` is why they lack them; the time of the first failure stays. Without an error they have
+    them since ``now``. Both are None for guests that do not run.
     """
     bulk.update_where(
         tx,
@@ -388,6 +388,7 @@ def unbind(tx: sa.Connection, ids: Collection[int], jobs_by_arq: Mapping[int, in
         attached_at=None,
         attach_error=None,
         attach_failed_at=None,
+        # Without an instance there is no project to verify.
         owner_verified=True,
         attachment_id=sa.case((arqs.c.context_id.is_(None), arqs.c.attachment_id)),
         hidden=sa.and_(arqs.c.context_id.is_(None), arqs.c.hidden),
@@ -424,12 +425,13 @@ def replace_release_jobs(tx: sa.Connection, handles: Collection[int], job_id: in
     """
     h = attach_handles.c
     old = sa.select(h.job_id).where(h.id.in_(sorted(handles)), h.job_id.is_not(None))
-    ids = tx.scalars(old.distinct()).all()
-    if not ids:
+    old_jobs = tx.scalars(old.distinct()).all()
+    if not old_jobs:
         return 0
     return tx.execute(
         sa.update(arqs)
-        .where(arqs.c.job_id.in_(ids), arqs.c.state.in_(sorted(UNBOUND_STATES)))
+        .where(arqs.c.job_id.in_(old_jobs), arqs.c.state.in_(sorted(UNBOUND_STATES)))
+        # An unbound ARQ expires after a time without a change: another job is none.
         .values(job_id=job_id, updated_at=arqs.c.updated_at)
     ).rowcount
 

@@ -60,6 +60,7 @@ def project_usage(
         for key, table, limit in (("contexts", contexts, max_contexts), ("arqs", arqs, max_arqs))
     ]
     usage = fetch_first(ProjectUsageRow, tx.execute(sa.select(*counts)))
+    # A SELECT without FROM has one row in any case: the other value is for the type.
     return usage or {"contexts": 0, "arqs": 0}
 
 
@@ -128,12 +129,13 @@ def update(tx: sa.Connection, id_: int, values: Mapping[str, Any]) -> bool:
 
 def set_arq_groups(tx: sa.Connection, id_: int, groups: Sequence[Mapping[str, str]]) -> None:
     """Replace the group copies of the ARQs of a context, by the number of the group."""
-    number, kind = arqs.c.device_profile_group_id, arqs.c.group.type
-    copies = {n: sa.literal(dict(group), kind) for n, group in enumerate(groups)}
-    group = sa.case(copies, value=number)
+    number, group_type = arqs.c.device_profile_group_id, arqs.c.group.type
+    copies = {n: sa.literal(dict(group), group_type) for n, group in enumerate(groups)}
+    new_group = sa.case(copies, value=number)
     # CASE has no branch for other numbers, and would set their group to NULL.
     where = (arqs.c.context_id == id_, number < len(groups))
-    tx.execute(sa.update(arqs).where(*where).values(group=group, updated_at=arqs.c.updated_at))
+    change = sa.update(arqs).where(*where)
+    tx.execute(change.values(group=new_group, updated_at=arqs.c.updated_at))
 
 
 def delete(
@@ -259,6 +261,7 @@ def start_bind(
         instance_uuid=instance,
         # In SQL, not from a value that was read: two binds never get the same epoch.
         epoch=contexts.c.epoch + 1,
+        # Once bound, it does not expire any more, unless its user sets a time after the unbind.
         expires_at=None,
         **_NO_FAILURE,
     )

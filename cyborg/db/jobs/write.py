@@ -139,7 +139,8 @@ def enqueue(
 ) -> int:
     """Enqueue a job that is due immediately; return its row id.
 
-    Without ``uuid``, the job gets a random one.
+    ``deadline`` is when the conductors time the job out, None never. Without ``uuid``, the job gets
+    a random one.
     """
     return bulk.insert_row(
         tx,
@@ -316,11 +317,11 @@ def reschedule(
 
     ``activity`` is stored in the same UPDATE. Return the number of changed jobs.
     """
-    shown = None if activity is None else activity.to_dict()
+    activity_body = None if activity is None else activity.to_dict()
     return tx.execute(
         sa.update(jobs)
         .where(jobs.c.id == job_id, jobs.c.owner == owner, OPEN)
-        .values(lease_until=until, next_try_at=until, error=error, activity=shown)
+        .values(lease_until=until, next_try_at=until, error=error, activity=activity_body)
     ).rowcount
 
 
@@ -329,7 +330,8 @@ def end_drain(
 ) -> int:
     """Let a job whose device has drained run now, unless it has ended or has another owner.
 
-    Return the number of changed jobs.
+    ``arguments`` replace those of the job, which say that the device drains. Return the number of
+    changed jobs.
     """
     return tx.execute(
         sa.update(jobs)
@@ -443,8 +445,8 @@ def overdue(tx: sa.Connection, cutoff: datetime, limit: int) -> dict[int, str]:
     Jobs that are retried even after their deadline are left out, and partition jobs, whose deadline
     ends the draining of a device.
     """
-    ends = jobs.c.kind.not_in(sorted(RETRIED_KINDS | {JobKind.PARTITION}))
-    query = sa.select(jobs.c.id, jobs.c.uuid).where(OPEN, ends, jobs.c.deadline < cutoff)
+    times_out = jobs.c.kind.not_in(sorted(RETRIED_KINDS | {JobKind.PARTITION}))
+    query = sa.select(jobs.c.id, jobs.c.uuid).where(OPEN, times_out, jobs.c.deadline < cutoff)
     return {row.id: row.uuid for row in tx.execute(query.limit(limit))}
 
 
@@ -452,14 +454,15 @@ def providers_of(tx: sa.Connection, job_id: int) -> CleanedProviders:
     """Return the uuids of the providers whose handles a job cleans."""
     h, d = attach_handles.c, deployables.c
     of_job = h.job_id == job_id
+    # The second column is whether the provider is that of a device set.
     own = sa.select(d.rp_uuid, sa.false()).join(attach_handles, h.deployable_id == d.id)
     claimed = sa.select(d.rp_uuid, sa.true()).join(attach_handles, h.set_id == d.id)
     all_sets = sa.select(d.rp_uuid, sa.true()).join(
         set_members, set_members.c.deployable_id == d.id
     )
     all_sets = all_sets.join(attach_handles, h.id == set_members.c.handle_id)
-    # All sets of a handle that was claimed alone, before it was their member: it closes each. Else
-    # only the sets that Placement does not have reserved as a whole.
+    # A handle that was claimed alone, before it was a member, closes each of its sets: all of them.
+    # Of another handle only the sets that Placement does not have reserved as a whole.
     affected = sa.or_(h.set_id.is_(None), d.offer.in_(sorted(UNRESERVED)))
     query = own.where(of_job).union(claimed.where(of_job), all_sets.where(of_job, affected))
     providers = CleanedProviders(set(), set())

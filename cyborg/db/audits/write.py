@@ -45,6 +45,7 @@ def next_hosts(tx: sa.Connection, after: str, limit: int) -> Sequence[str]:
 
     The names come from several tables. Each is read in the order of an index on its host column.
     """
+    # The last one reads the custody records, of which a host has many.
     *queries, records = [*_INVENTORY, *_LOGS]
     pages: list[sa.FromClause] = [_distinct_hosts(query, after, limit) for query in queries]
     # With an index MySQL and MariaDB read one entry of each host for DISTINCT, but all entries for
@@ -53,6 +54,7 @@ def next_hosts(tx: sa.Connection, after: str, limit: int) -> Sequence[str]:
         pages.append(_distinct_hosts(records, after, limit))
     else:
         pages.append(_recorded_hosts(after, limit))
+    # The query of recorded hosts may return a row with None.
     hosts = sa.union(
         *(sa.select(page.c.host).where(page.c.host.is_not(None)) for page in pages)
     ).subquery("hosts")

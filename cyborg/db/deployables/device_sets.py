@@ -93,6 +93,7 @@ def find_members(connection: sa.Connection, ids: Collection[int]) -> dict[int, M
     """
     if not ids:
         return {}
+    # Only an owner that has claimed the handle through this set, and not through another one.
     owner = sa.and_(arqs.c.id == handles.c.arq_id, handles.c.set_id == set_members.c.deployable_id)
     query = (
         sa.select(

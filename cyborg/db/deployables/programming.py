@@ -173,7 +173,10 @@ def count_dirty(tx: sa.Connection, deployable_ids: Collection[int]) -> int:
 
 
 def start(tx: sa.Connection, deployable_ids: Collection[int], job_id: int) -> bool:
-    """Assign a job to deployables; return False if one of the deployables already has a job."""
+    """Assign a job to deployables; return False if one of the deployables already has a job.
+
+    The others have the new job then: the caller must roll the transaction back.
+    """
     changed = tx.execute(
         sa.update(deployables)
         .where(deployables.c.id.in_(deployable_ids), deployables.c.job_id.is_(None))
@@ -191,6 +194,7 @@ def end(tx: sa.Connection, job_id: int, image: str | None) -> Sequence[str]:
     # Before the UPDATE, after which no column refers to the job.
     providers = tx.scalars(sa.select(deployables.c.rp_uuid).where(programmed)).all()
     values = {"job_id": None, "bitstream_id": image}
+    # After a failure the image of the last success stays desired.
     if image is not None:
         values["desired_image"] = image
     tx.execute(sa.update(deployables).where(programmed).values(**values))

@@ -166,10 +166,10 @@ def read_names(connection: sa.Connection, imported: str) -> Names:
     query = sa.select(
         devices.c.backend, deployables.c.resource_class, deployables.c.traits, devices.c.layouts
     ).join(devices, devices.c.id == deployables.c.device_id)
-    reported, offered = set[str](), set[str]()
+    reported_names, imported_names = set[str](), set[str]()
     for row in connection.execute(query):
-        names = offered if row.backend == imported else reported
+        names = imported_names if row.backend == imported else reported_names
         names |= {row.resource_class, *row.traits}
         for layout in row.layouts:
             names |= {*layout["offers"], *layout.get("traits", ())}
-    return Names(reported, offered)
+    return Names(reported=reported_names, imported=imported_names)

@@ -212,8 +212,9 @@ def set_parents(tx: sa.Connection, parents: Mapping[int, ParentIds]) -> None:
     """Write the parents of deployables, by row id of the deployable."""
     # Nearly all deployables have no parent: these need only one statement.
     without_parent = [id_ for id_, ids in parents.items() if ids.parent_id is None]
-    id_ = deployables.c.id
-    bulk.update_where(tx, id_, without_parent, parent_id=None, root_id=id_)
+    row_id = deployables.c.id
+    # Each is its own root.
+    bulk.update_where(tx, row_id, without_parent, parent_id=None, root_id=row_id)
     bulk.update(
         tx,
         deployables,
@@ -248,6 +249,7 @@ def desired_state(tx: sa.Connection, providers: Collection[str]) -> list[Desired
     is_present = sa.or_(sa.not_(h.draining), h.arq_id.is_not(None))
     is_dirty = sa.and_(h.arq_id.is_(None), sa.not_(h.draining), h.needs_cleaning)
     is_stuck = sa.and_(is_dirty, jobs.c.error.is_not(None))
+    # The handles of deployables, and the members of sets, each with its cleaning job.
     own = attach_handles.outerjoin(jobs, jobs.c.id == h.job_id)
     of_set = set_members.join(attach_handles, h.id == set_members.c.handle_id)
     of_set = of_set.outerjoin(jobs, jobs.c.id == h.job_id)

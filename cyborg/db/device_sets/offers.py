@@ -140,6 +140,7 @@ def summarize_group(tx: sa.Connection, group: str) -> list[SizeSummary]:
     group: hence groups, and not the whole cloud.
     """
     d = deployables.c
+    # The reason of a set that is not offered begins with a constant text: see ``SizeSummary``.
     reason = sa.func.coalesce(d.offer_reason, "")
     # A set that waits will be offered: it counts already, as in ``SizeSummary``.
     offered = sa.or_(d.offer == OfferState.OFFERED, reason.startswith(core.WAITS))

@@ -38,8 +38,8 @@ def replace(
 ) -> None:
     """Replace the tombstones of a host; unchanged tombstones are not written."""
     changed = sorted(a for a in {*stored, *tombstones} if stored.get(a) != tombstones.get(a))
-    former = [address for address in changed if address in stored]
-    bulk.delete_where(tx, table.c.address, former, table.c.host == host)
+    to_delete = [address for address in changed if address in stored]
+    bulk.delete_where(tx, table.c.address, to_delete, table.c.host == host)
     bulk.insert(
         tx,
         table,

@@ -40,6 +40,7 @@ _SAME = (
 
 def to_device(row: DeviceRow) -> Device:
     """Convert a row to the value that describes a reported device, without its deployables."""
+    # Not as a TypedDict, which mypy lets be read by literal keys only.
     columns: Mapping[str, Any] = row
     return Device(
         address=row["address"],
@@ -328,11 +329,12 @@ def find_due_windows(tx: sa.Connection, now: datetime, limit: int) -> list[str]:
 
 def purge_windows(tx: sa.Connection, now: datetime, limit: int) -> int:
     """Delete up to ``limit`` ended windows of devices that will not return; return their number."""
-    gone = sa.and_(
+    is_obsolete = sa.and_(
         windows.c.until <= now,
         ~sa.exists().where(devices.c.uuid == windows.c.device_uuid),
         # A device with a tombstone may return: its window continues then.
         ~sa.exists().where(device_tombstones.c.uuid == windows.c.device_uuid),
     )
-    ids: Collection[int] = tx.scalars(sa.select(windows.c.id).where(gone).limit(limit)).all()
+    obsolete = sa.select(windows.c.id).where(is_obsolete).limit(limit)
+    ids: Collection[int] = tx.scalars(obsolete).all()
     return tx.execute(sa.delete(windows).where(windows.c.id.in_(ids))).rowcount if ids else 0

@@ -195,9 +195,14 @@ _SOURCES = (
 def _count_entries(
     source: _Source, drivers: Collection[str], hosts: Hosts, now: datetime
 ) -> sa.Select[Any]:
-    """Return the query of the numbers of entries of a table."""
+    """Return the query of the numbers of entries of a table.
+
+    They are grouped by driver, status, whether the agent is down, and the two versions: those that
+    the agent reported, and that of the installed driver.
+    """
     rows = sa.join(source.table, services, services.c.id == source.table.c.service_id)
     is_unused = source.table is table
+    # The table of installed drivers has the version; to the others it is joined.
     if not is_unused:
         same_host = table.c.service_id == source.table.c.service_id
         rows = rows.outerjoin(table, sa.and_(same_host, table.c.name == source.driver))

@@ -228,8 +228,8 @@ def find_errors(tx: sa.Connection, job_id: int, limit: int) -> list[read.StepRow
 def lock_waiting(tx: sa.Connection, host: str) -> list[int]:
     """Lock the jobs with steps that wait for the outcome of a host's agent; return their row ids.
 
-    These are also ended jobs: they do not wait for an agent that is down. Call this before locking
-    the agent's row and the steps: all callers use this order.
+    Ended jobs are among them: a job ends without the outcomes of agents that are down. Call this
+    before locking the agent's row and the steps: all callers use this order.
     """
     ids = tx.scalars(
         sa.select(steps.c.job_id)

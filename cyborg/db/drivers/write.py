@@ -54,6 +54,7 @@ def add(tx: sa.Connection, entries: Mapping[int, DriverEntry]) -> None:
         stored |= {(row.service_id, row.name) for row in rows}
     new = {id_: entry for id_, entry in entries.items() if (id_, entry.name) not in stored}
     bulk.insert(tx, drivers, [{"service_id": id_, **entry.to_dict()} for id_, entry in new.items()])
+    # Without a fingerprint to compare, the next report replaces the drivers of these hosts.
     bulk.update_where(tx, services.c.id, new, drivers_digest=None)
 
 

@@ -86,6 +86,7 @@ def add_others(
     memberships = sa.func.count() - sa.func.count(m.handle_id.distinct())
     queries = {
         "providers": sa.select(sa.func.count()).select_from(deployables),
+        # The first condition follows from the second, and starts at the few sets: see ``_MEMBERS``.
         "in_sets": sa.select(sa.func.count())
         .select_from(deployables)
         .where(d.id.in_(_MEMBERS), IN_SETS),
@@ -160,9 +161,10 @@ def _read(connection: sa.Connection, shape: _Shape, host: str | None) -> Iterato
     for name in sorted(shape.classes):
         of_class = query.where(d.resource_class == name)
         yield from _read_batches(connection, of_class, d.id, MAX_PROVIDERS)
-    others = query.where(d.resource_class.not_in(sorted(shape.classes)))
-    for ids in _read_batches(connection, changeable, v.id, MAX_DEVICES):
-        yield connection.execute(others.where(id_in(d.device_id, [row.id for row in ids]))).all()
+    of_other_class = query.where(d.resource_class.not_in(sorted(shape.classes)))
+    for device_rows in _read_batches(connection, changeable, v.id, MAX_DEVICES):
+        of_devices = id_in(d.device_id, [row.id for row in device_rows])
+        yield connection.execute(of_other_class.where(of_devices)).all()
 
 
 def _read_batches(
@@ -248,10 +250,10 @@ def _handle_uses(info: Iterable[str]) -> sa.ColumnElement[str]:
         count_if(sa.and_(is_present, is_owned)),
         count_if(sa.and_(unowned, h.needs_cleaning)),
     ]
-    if lacking := [sa.func.coalesce(h.info[key].as_string(), "") == "" for key in info]:
-        numbers.append(count_if(sa.and_(unowned, sa.not_(h.needs_cleaning), sa.or_(*lacking))))
-    else:
-        numbers.append(sa.literal(0))
+    lacks_key = [sa.func.coalesce(h.info[key].as_string(), "") == "" for key in info]
+    # Free handles without one of the keys; if no key is needed, there are none.
+    lacking = sa.and_(unowned, sa.not_(h.needs_cleaning), sa.or_(sa.false(), *lacks_key))
+    numbers.append(count_if(lacking) if lacks_key else sa.literal(0))
 
     def count(
         source: sa.FromClause, *conditions: sa.ColumnElement[bool], is_member: int = 0
@@ -289,9 +291,10 @@ class _Changeable(NamedTuple):
 class _Tally:
     """The providers that were read so far; ``layouts`` are those of devices by their digest.
 
-    ``kinds`` has a representative of each kind of providers. ``kind_indexes`` has the index of the
-    kind, by what distinguishes kinds: None for providers whose devices are allocated in device sets
-    only, which are not counted.
+    ``kinds`` has a representative of each kind of providers, also of those that are not counted:
+    providers whose devices are allocated in device sets only. ``kind_indexes`` has the index of the
+    kind, None for one that is not counted, by what distinguishes kinds: resource class, text, and
+    the layouts of the device.
     """
 
     shape: _Shape

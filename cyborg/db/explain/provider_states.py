@@ -95,12 +95,12 @@ def find_holders(
     """
     provider = arqs.c.device_rp_uuid
     number = sa.func.row_number().over(partition_by=provider, order_by=handles.c.id)
-    query = sa.select(provider, *_HOLDER, number.label("number"))
+    query = sa.select(provider, *_HOLDER_COLUMNS, number.label("number"))
     query = query.join(handles, handles.c.arq_id == arqs.c.id)
     owned = query.where(provider.in_(sorted(provider_uuids))).subquery().c
     # Alternative not taken: sort the row ids alone, and read the first ARQs then. It takes MariaDB
     # half of the time, but PostgreSQL would read all ARQs of the cloud.
-    first = sa.select(owned.device_rp_uuid, *(owned[column.name] for column in _HOLDER))
+    first = sa.select(owned.device_rp_uuid, *(owned[column.name] for column in _HOLDER_COLUMNS))
     first = first.where(owned.number <= MAX_HOLDERS).order_by(owned.device_rp_uuid, owned.number)
     holders = defaultdict[str, list[Holder]](list)
     for uuid, *fields in connection.execute(first):
@@ -126,7 +126,7 @@ def find_own_holders(
     uuid = deployables.c.rp_uuid
     query = sa.select(
         uuid,
-        *_HOLDER,
+        *_HOLDER_COLUMNS,
         sa.func.row_number().over(partition_by=uuid, order_by=arqs.c.id).label("number"),
         sa.func.count().over(partition_by=uuid).label("total"),
     ).where(
@@ -134,7 +134,7 @@ def find_own_holders(
         deployables.c.resource_class.in_(sorted(resource_classes)),
         handles.c.draining.is_(sa.false()),
     )
-    owned = query.select_from(_OWNED).subquery()
+    owned = query.select_from(_OWNED_HANDLES).subquery()
     first = sa.select(owned).where(owned.c.number <= MAX_HOLDERS)
     holders: dict[str, OwnHolders] = {}
     for row in connection.execute(first.order_by(owned.c.rp_uuid, owned.c.number)):
@@ -143,7 +143,7 @@ def find_own_holders(
     return holders
 
 
-_NONE = HandleCounts()
+_NO_HANDLES = HandleCounts()
 IS_MEMBER = sa.exists().where(set_members.c.handle_id == handles.c.id).correlate(handles)
 _IS_OWN = handles.c.deployable_id == deployables.c.id
 # All handles of the deployable, of which there is one at least, are members of device sets.
@@ -159,10 +159,10 @@ _LISTED = (
     .subquery("listed")
 )
 # By the provider of the ARQ: the handle of a device set belongs to another deployable.
-_OWNED = arqs.join(handles, handles.c.arq_id == arqs.c.id).join(
+_OWNED_HANDLES = arqs.join(handles, handles.c.arq_id == arqs.c.id).join(
     deployables, deployables.c.rp_uuid == arqs.c.device_rp_uuid
 )
-_HOLDER = (arqs.c.uuid, arqs.c.instance_uuid, arqs.c.project_id)
+_HOLDER_COLUMNS = (arqs.c.uuid, arqs.c.instance_uuid, arqs.c.project_id)
 _STATES = (
     sa.select(
         deployables.c.id,
@@ -282,16 +282,18 @@ def _to_state(
         uuid=row["uuid"],
         host=row["host"],
         device_uuid=row["device_uuid"],
+        # Of a set its own address: its device is the source of all sets.
         device=row["address"] if row["set_size"] is None else row["deployable"],
         resource_class=row["resource_class"],
         traits=frozenset(row["traits"]),
         facts=DeviceFacts.from_row(row, restore_failed=restore_failed),
-        handles=counts or _NONE,
+        handles=counts or _NO_HANDLES,
         published=row["published_revision"] > 0,
         layout=row["layout"],
         layouts=layouts[row["device_id"]],
         numa_node=row["numa_node"],
         set_size=row["set_size"],
+        # It has handles, but all of them belong to device sets: see ``_count_handles``.
         in_sets=counts is not None and not counts.total,
         remarks={name: text[:MAX_REMARK] for name, text in remarks.items() if text},
     )

@@ -68,10 +68,11 @@ def count_if(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
 
 
 def of_devices(connection: sa.Connection, ids: Collection[int]) -> dict[int, dict[str, int]]:
-    """Return the numbers of USES of devices that have handles, by row id, in two statements.
+    """Return the numbers of USES of devices, by row id, in two statements.
 
-    Clean handles count as ``free``, whatever the state of the device is. A source of device sets
-    has the members of its sets, each once, which costs one more statement.
+    For a device without handles the result has a default: zeros. Clean handles count as ``free``,
+    whatever the state of the device is. A source of device sets has the members of its sets, each
+    once, which costs one more statement.
     """
     d = deployables.c
     query = sa.select(d.id, d.device_id, d.draining, d.set_size).where(id_in(d.device_id, ids))
@@ -91,6 +92,7 @@ def _count_members(
     if not sources:
         return {}
     h, m, own = attach_handles.c, set_members.c, deployables.alias("own")
+    # ``d`` is the set, a deployable of the source; ``own`` is the deployable of the member itself.
     d = deployables.c
     members = (
         sa.select(
@@ -153,7 +155,7 @@ def of_hosts(connection: sa.Connection, hosts: Sequence[str]) -> dict[str, list[
     sums_by_host: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for row in _with_handles(connection, rows):
         name = row["resource_class"]
-        sums = sums_by_host[row["host"]].setdefault(name, {"resource_class": name, **_NONE})
+        sums = sums_by_host[row["host"]].setdefault(name, {"resource_class": name, **_ZEROS})
         uses = _uses(row, is_draining=row["draining"], is_closed=row["closed"])
         for use, number in uses.items():
             sums[use] += number
@@ -168,7 +170,7 @@ def of_hosts(connection: sa.Connection, hosts: Sequence[str]) -> dict[str, list[
     }
 
 
-_NONE = dict.fromkeys(("total", *USES, "undeliverable", "whole_free", "largest_free"), 0)
+_ZEROS = dict.fromkeys(("total", *USES, "undeliverable", "whole_free", "largest_free"), 0)
 
 
 def _find_largest_sets(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, str], int]:

@@ -60,9 +60,9 @@ def check_revision(connection: sa.Connection) -> str:
     revisions = connection.scalars(sa.select(_version.c.version_num)).all()
     revision = ", ".join(map(str, revisions)) or "none"
     if revision not in import_plan.RELEASES:
-        known = ", ".join(f"{name} ({text})" for name, text in import_plan.RELEASES.items())
+        releases = ", ".join(f"{name} ({text})" for name, text in import_plan.RELEASES.items())
         raise Conflict(
-            f"{where} has the revision {revision}; an import reads {known}. Upgrade it with the "
+            f"{where} has the revision {revision}; an import reads {releases}. Upgrade it with the "
             "cyborg-dbsync of OpenStack Cyborg, or use a newer release of this service"
         )
     return revision

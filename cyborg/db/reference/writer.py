@@ -73,7 +73,8 @@ def write_host(
     has another device at one of the addresses: its agent has reported before the import.
     """
     if not plan.devices:
-        # Without a statement: there may be no device because no statement could have its host.
+        # Without a statement: a host whose name is invalid has no devices here, and PostgreSQL
+        # rejects a statement with a name that has a NUL character.
         return Counter()
     stored = {row["uuid"]: row["address"] for row in devices.of_host(tx, plan.host)}
     uuids_by_address = {address: uuid for uuid, address in stored.items()}
@@ -99,6 +100,7 @@ def _write_devices(
     """Insert devices with all their parts; return how many rows of the source they are, by kind."""
     if not new:
         return Counter()
+    # As tombstones, so that the devices get the uuids and the status that the source has.
     identities = {d.value.address: Tombstone(d.uuid, d.status) for d in new}
     devices.add(tx, host, [d.value.without_deployables() for d in new], identities)
     # Devices, then deployables, then handles: each needs the row ids of those before.
@@ -153,7 +155,7 @@ def _write_parents(
     tx: sa.Connection, new: Sequence[ImportedDevice], ids: Mapping[DeployableKey, int]
 ) -> None:
     """Write the parents and roots of the deployables of devices; ``ids`` has the row ids."""
-    written: dict[int, deployables.ParentIds] = {}
+    parents_by_id: dict[int, deployables.ParentIds] = {}
     for device in new:
         parents = {value.address: value.parent for value in device.value.deployables}
         row_ids = {a: ids[DeployableKey(device.value.address, a)] for a in parents}
@@ -162,8 +164,9 @@ def _write_parents(
             while (above := parents[root]) is not None:
                 root = above
             parent_id = None if parent is None else row_ids[parent]
-            written[row_ids[address]] = deployables.ParentIds(parent_id, row_ids[root])
-    deployables.set_parents(tx, written)
+            ids_of_parents = deployables.ParentIds(parent_id, row_ids[root])
+            parents_by_id[row_ids[address]] = ids_of_parents
+    deployables.set_parents(tx, parents_by_id)
 
 
 def _write_handles(
@@ -285,11 +288,11 @@ def _verify(tx: sa.Connection, plan: HostImport) -> None:
     for table, uuids in expected.items():
         count = sa.select(sa.func.count()).select_from(table)
         chunks = bulk.chunks(uuids)
-        found = sum(tx.scalar(count.where(table.c.uuid.in_(chunk))) or 0 for chunk in chunks)
-        if found != len(uuids):
+        num_found = sum(tx.scalar(count.where(table.c.uuid.in_(chunk))) or 0 for chunk in chunks)
+        if num_found != len(uuids):
             raise Conflict(
-                f"host {plan.host}: {len(uuids)} rows of {table.name} are expected, {found} exist: "
-                "the host has changed since an earlier import"
+                f"host {plan.host}: {len(uuids)} rows of {table.name} are expected, {num_found} "
+                "exist: the host has changed since an earlier import"
             )
 
 

@@ -364,6 +364,7 @@ def request_stale_reports(tx: sa.Connection) -> int:
             # so a report deletes its handles.
             sa.or_(backends.c.id.is_(None), backends.c.status == str(BackendStatus.READY)),
             services.c.binary == AGENT,
+            # Without a digest a report is requested already.
             services.c.digest.is_not(None),
             attach_handles.c.draining,
             attach_handles.c.arq_id.is_(None),

@@ -223,7 +223,7 @@ def read(connection: sa.Connection, *, now: datetime, max_unhealthy: int = MAX_U
         ).where(p.stale_since.is_not(None)),
     )
     windows = sa.select(sa.func.count()).select_from(schema.device_maintenances)
-    # Indexes have the devices that are closed until a time, and the ARQs whose guests lack them.
+    # Indexes have the devices that are closed until a time, and the ARQs whose devices guests lack.
     failing = sa.select(sa.func.count()).where(schema.devices.c.retry_at.is_not(None))
     missing = sa.select(sa.func.count()).where(schema.arqs.c.attach_failed_at.is_not(None))
     audit = sa.select(schema.audits.c.num_findings).where(schema.audits.c.state == State.DONE)

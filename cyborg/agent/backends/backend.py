@@ -127,7 +127,7 @@ class Backend(LoopThread):
         A discovery in progress does not count: it may have read the hardware too early. If the
         backend is stopped or its current step is overdue, ``on_done`` gets the current state.
         """
-        self._awaits_members = False
+        self._awaits_members = False  # a source of device sets discovers from now on
         with self._lock:
             # No further discovery may come: a job that waits for its callback would never end.
             answers_now = self._step_overdue or self._ended
@@ -168,10 +168,10 @@ class Backend(LoopThread):
 
         ``seconds`` is not used: ``run_once`` always returns the interval.
         """
-        end = time.monotonic() + self.interval
+        end = time.monotonic() + self.interval  # not ``clock``: the event waits in real time
         while not self._wake.is_set() and (left := end - time.monotonic()) > 0:
             if not self._can_measure or left <= self.health_interval:
-                # A discovery measures too.
+                # Nothing to measure before the next discovery, which measures too.
                 self._wake.wait(left)
             elif not self._wake.wait(self.health_interval):
                 self._run_with_watchdog("measuring health", self._measure)
@@ -181,7 +181,9 @@ class Backend(LoopThread):
     ) -> None:
         """Run a step and publish its snapshot, or an error once it exceeds the timeout.
 
-        If the step returns no snapshot, the next step decides the backend's state.
+        ``func`` raises no exception. If it returns no snapshot, the next step decides the backend's
+        state. With ``discovers``, the callbacks of requested discoveries get the published state,
+        and a timeout counts as a failed discovery.
         """
         with self._lock:
             self._step_number += 1
@@ -292,7 +294,7 @@ class Backend(LoopThread):
         try:
             if not devices and isinstance(self.driver, DeviceSetDriver):
                 # A restarted Fabric Manager waits a minute for the list of active partitions, which
-                # is known before the first discovery.
+                # the driver has before its first discovery.
                 self.driver.answer_fabric()
             self._can_measure = self._health.update(devices)
         except BaseException as exc:  # a SystemExit is a failure too
@@ -386,7 +388,8 @@ def error_text(exc: BaseException) -> str:
 def _usable_devices(backend: str, found: Sequence[Any]) -> tuple[tuple[Device, ...], list[str]]:
     """Return the valid devices, and one error text for each invalid device.
 
-    One invalid device must not make the whole report of the host invalid.
+    One invalid device must not make the whole report of the host invalid. Raise DriverFailed for
+    two valid devices of one address: nothing shows which of them is right.
     """
     devices: dict[str, Device] = {}
     defects: list[str] = []

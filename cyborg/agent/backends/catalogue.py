@@ -169,7 +169,7 @@ class DriverCatalogue:
                 )
                 return
             drivers: dict[str, _Installed] = {}
-            changes: dict[str, str] = {}
+            changes: dict[str, str] = {}  # of drivers whose loaded code is not the installed one
             for name in sorted(points.names):
                 # A set: a package may be found twice in the search path.
                 candidates = set(points.select(name=name))
@@ -184,6 +184,7 @@ class DriverCatalogue:
                     LOG.error("Driver cannot be loaded: %s", error, driver=name)
                 if _is_serialisable(installed.entry):
                     drivers[name] = installed
+            # Logged again only if the number changes.
             if len(drivers) > registry.MAX_ENTRIES and len(drivers) != self._scan_count:
                 LOG.warning(
                     "%d drivers are installed, only the first %d by name are reported",

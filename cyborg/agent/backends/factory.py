@@ -173,7 +173,8 @@ class DriverFactory:
     def load_all(self, records: Mapping[str, desired_state.BackendRecord]) -> list[Driver]:
         """Return the drivers at the start: the configured drivers, overridden by the records.
 
-        Raise Misconfigured for invalid configuration. A driver that cannot be imported or created
+        A record of which nothing was applied changes nothing: the file decides. Raise
+        Misconfigured for invalid configuration. A driver that cannot be imported or created
         is replaced by a FailedDriver, whose discoveries fail with the error. So it does not affect
         other drivers. The sources of device sets are the last ones.
         """
@@ -240,9 +241,8 @@ class DriverFactory:
         driver = self._catalogue.driver(desired.driver)
         # A reference driver has simulated devices. Only who can write the file of the host may
         # offer them to users.
-        if not self._is_allowed(driver.SUPPORT_LEVEL) and not self._is_in_file(
-            backend, desired.driver
-        ):
+        may_run = self._is_allowed(driver.SUPPORT_LEVEL)
+        if not (may_run or self._is_in_file(backend, desired.driver)):
             raise errors.Misconfigured(
                 f"backend {backend}: driver {desired.driver} is a reference driver; set "
                 "[agent] allow_reference_drivers = true, or give the backend a section of its own, "

@@ -43,8 +43,9 @@ class HealthTracker:
     def update(self, devices: Sequence[Device]) -> bool:
         """Measure all devices of the backend; return whether the driver can measure.
 
-        Raise any exception of the driver, and DriverFailed if its answer is invalid. In both cases
-        the recorded health does not change.
+        A device that the driver's answer lacks keeps its recorded health. Raise any exception of
+        the driver, and DriverFailed if its answer is invalid. In both cases the recorded health
+        does not change.
         """
         driver = self.driver
         if Ability.MEASURES not in driver.abilities or not isinstance(driver, MeasureInterface):

@@ -112,10 +112,11 @@ def collect(
             elif all(device.address in source.grouped.devices for source in sources):
                 devices.append(_keep_grouped(device, sources))
         state = replace(snapshot.state, error="; ".join(errors)[:MAX_ERROR] or None)
-        waits = [source.state.name for source in sources if not source.has_discovered]
-        if waits and state.status is BackendStatus.READY:
+        pending_sources = [s.state.name for s in sources if not s.has_discovered]
+        if pending_sources and state.status is BackendStatus.READY:
             # The conductor keeps the devices of a backend that is not READY.
-            reason = state.error or f"waits for the first discovery of {', '.join(waits)}"
+            names = ", ".join(pending_sources)
+            reason = state.error or f"waits for the first discovery of {names}"
             state = replace(state, status=BackendStatus.DISCOVERING, error=reason[:MAX_ERROR])
         states.append(state)
     discovering = bool(states) and all(s.status is BackendStatus.DISCOVERING for s in states)

@@ -68,7 +68,10 @@ def read_sources(conf: cfg.ConfigOpts, backends: Collection[str]) -> list[str]:
 
 
 def check_section_name(conf: cfg.ConfigOpts, backend: str, option: str) -> None:
-    """Raise Misconfigured, with the option, for a section of the service or of a library."""
+    """Raise Misconfigured, with the option, for a section of the service or of a library.
+
+    Raise it also for an empty name.
+    """
     section = backend.lower()  # sections are found in lower case
     if section in _RESERVED_SECTIONS or section.startswith(("oslo_", "keystone_")) or not backend:
         raise errors.Misconfigured(

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cyborg.agent.backends.backend import Backend
-from cyborg.core import clock, log
-from cyborg.core.clock import EventBatch
+from cyborg.core import log
+from cyborg.core.clock import EventBatch, affects, mark_overflow
+from cyborg.core.clock import add as add_event
 from cyborg.threads import failures, periodic
 
 LOG = log.get_logger(__name__)
@@ -83,7 +84,7 @@ class NetlinkSource:
         # Rounded up: a timeout that is rounded down to 0 would make a busy loop.
         self._poll.poll(None if seconds is None else max(0, int(seconds * 1000) + 1))
         with contextlib.suppress(BlockingIOError):
-            os.read(self._wakeup_fd, 64)
+            os.read(self._wakeup_fd, 64)  # what ``wake`` has written, if anything
         subsystems: list[str] = []
         try:
             # poll() returns None for a filtered event and at the end. If events are left, the
@@ -159,14 +160,14 @@ class UeventWatcher(periodic.LoopThread):
     def refresh(self) -> None:
         """Subscribe to the uevents of the current backends. Call this after a backend was added.
 
-        Make all backends rediscover, to find changes between their last discovery and this call. Do
-        not call it concurrently with ``start`` or itself.
+        If these need further subsystems, make all backends rediscover, to find changes between
+        their last discovery and this call. Do not call it concurrently with ``start`` or itself.
         """
         if self._subsystems_needed() <= self._subsystems or self._stopped.is_set():
             return
         if not self._started:
             # As if events were dropped, so that all backends rediscover.
-            self._batch = clock.mark_overflow(None, self.clock())
+            self._batch = mark_overflow(None, self.clock())
             self.start()
             return
         self._reopen_needed = True
@@ -189,7 +190,7 @@ class UeventWatcher(periodic.LoopThread):
             if not self.open():
                 return self._back_off()
             # Changes without an open source were missed.
-            self._batch = clock.mark_overflow(self._batch, self.clock())
+            self._batch = mark_overflow(self._batch, self.clock())
         if not self._read():
             return self._back_off()
         if self._batch is not None and self.clock() >= self._batch.due:
@@ -204,13 +205,13 @@ class UeventWatcher(periodic.LoopThread):
         """Read new events and add them to the batch; return whether the source works."""
         source, due = self._source, self._batch.due if self._batch else None
         if source is None:
-            return False
+            return False  # for the types: ``run_once`` has opened it
         try:
             subsystems = source.read(None if due is None else max(0.0, due - self.clock()))
         except EventsDropped:
             # Which devices the lost events were about is unknown, so that all backends must look.
             LOG.info("The kernel dropped uevents (buffer overflow), rediscovering all backends")
-            self._batch = clock.mark_overflow(self._batch, self.clock())
+            self._batch = mark_overflow(self._batch, self.clock())
             return True
         except Exception as exc:
             LOG.debug("Reading the uevent socket failed", exc_info=True)
@@ -223,7 +224,7 @@ class UeventWatcher(periodic.LoopThread):
             return False
         now = self.clock()
         for subsystem in subsystems:
-            self._batch = clock.add(self._batch, now, subsystem)
+            self._batch = add_event(self._batch, now, subsystem)
         return True
 
     def _back_off(self) -> float:
@@ -235,7 +236,7 @@ class UeventWatcher(periodic.LoopThread):
     def _trigger(self, batch: EventBatch) -> None:
         """Rediscover the backends that the collected uevents concern."""
         self._batch = None
-        affected = [b for b in self.backends if clock.affects(batch, b.driver.UEVENT_SUBSYSTEMS)]
+        affected = [b for b in self.backends if affects(batch, b.driver.UEVENT_SUBSYSTEMS)]
         self._event_count += batch.events
         self._rediscoveries += bool(affected)
         LOG.debug(

@@ -76,7 +76,8 @@ class BackendFile:
     def write(self, generation: int, backends: Mapping[str, desired_state.BackendRecord]) -> None:
         """Store the backends of a generation in memory, then in the file. Raise OSError."""
         # After a reboot the file keeps the former boot, until ``record_setup`` is called: a
-        # restarted agent must run the setup again.
+        # restarted agent must run the setup again. Otherwise all backends, also the first ones that
+        # are written, were set up in this boot.
         if not self.rebooted_since_setup:
             self.record_setup()
         self.generation, self.backends = generation, dict(backends)
@@ -213,12 +214,14 @@ class BackendReconciler(LoopThread):
                 records[planned.backend] = record
             if planned.action is not desired_state.Action.KEEP:
                 # At once: an agent that is killed during the next action starts with this one done.
+                # The former generation stays until all actions are done.
                 self._save(self.state_file.generation, records)
         # After a reboot the backends run their setup again, which is recorded once all have.
         is_set_up = all(backend.setup_done for backend in self.registry)
         setup_recorded = self.state_file.rebooted_since_setup and is_set_up
         if setup_recorded:
             self.state_file.record_setup()
+        # Forced, since only the boot may have changed, which is not compared.
         self._save(desired.generation, records, force=setup_recorded)
         outcomes = [
             desired_state.BackendOutcome(b.backend, b.generation, records[b.backend].error)
@@ -303,6 +306,7 @@ class BackendReconciler(LoopThread):
             # An unhealthy device must not become schedulable because its backend was replaced.
             backend.copy_health_from(previous)
         previous_driver = None if previous is None else previous.driver
+        # An operator adopts those in ``forced`` although the host uses them.
         added, forced = managed.added_addresses(driver, previous_driver)
         if added and isinstance(driver, managed.AdoptionInterface):
             backend.set_precheck(partial(driver.check_adoption, added, forced))

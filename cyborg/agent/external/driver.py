@@ -162,7 +162,10 @@ class ExternalDriver(Driver):
     def __init__(
         self, backend: str, folder: str, owner: int, seconds: float, work_seconds: float
     ) -> None:
-        """``seconds`` limits a call; ``work_seconds`` limits prepare, release and program."""
+        """``owner`` is the uid of the owner of ``folder``, the folder of the drivers' sockets.
+
+        ``seconds`` limits a call; ``work_seconds`` limits prepare, release and program.
+        """
         super().__init__(backend, {})
         self._path = external.socket_path(folder, backend)
         self._agent = external.socket_path(folder, external.AGENT_SOCKET)
@@ -270,7 +273,10 @@ class ExternalDriverHost:
             self._server.stop()
 
     def handle_hello(self, body: Any) -> dict[str, Any]:
-        """Register a driver. Raise Invalid, and Unavailable if hellos are too frequent."""
+        """Register a driver and return the answer to its hello.
+
+        Raise Invalid, and Unavailable if hellos are too frequent.
+        """
         hello = external.parse_hello(body, self.folder)
         driver = self.drivers.get(hello.name)
         if driver is None:
@@ -301,11 +307,10 @@ class ExternalDriverHost:
 
 
 def load(conf: cfg.ConfigOpts, reserved: Sequence[str] = ()) -> ExternalDriverHost | None:
-    """Return the configured external drivers, or None.
+    """Return the configured external drivers, None if there are none.
 
-    ``reserved`` has the names of the other backends, which no external driver may have.
-
-    Raise Misconfigured.
+    ``reserved`` has the names of the other backends, which no external driver may have. Raise
+    Misconfigured.
     """
     options = conf.agent
     drivers: dict[str, ExternalDriver] = {}

@@ -77,10 +77,11 @@ def owner_uid(folder: str) -> int:
             folder, f"a directory of the agent's user ({agent_uid}), not of {status.st_uid}"
         )
     for parent, parent_status in parents:
-        writable = parent_status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if parent_status.st_uid not in (0, agent_uid, status.st_uid) or (
-            writable and not parent_status.st_mode & stat.S_ISVTX
-        ):
+        has_trusted_owner = parent_status.st_uid in (0, agent_uid, status.st_uid)
+        is_writable = parent_status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        # In a sticky folder, such as /tmp, others cannot rename or remove an entry.
+        is_sticky = parent_status.st_mode & stat.S_ISVTX
+        if not has_trusted_owner or (is_writable and not is_sticky):
             raise _misconfigured(
                 folder, f"a directory that other users cannot replace through {parent}"
             )

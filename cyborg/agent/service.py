@@ -356,7 +356,7 @@ class AgentService:
 
     def _retry_start(self, server: Server) -> None:
         """Start the RPC server once the broker answers, or until the agent stops."""
-        backoff = Backoff(0.5, heartbeat.MAX_PAUSE)
+        backoff = Backoff(heartbeat.INITIAL_PAUSE, heartbeat.MAX_PAUSE)
         while not self._stopping.is_set():
             try:
                 server.start()

@@ -95,13 +95,13 @@ class GuestDevices:
         should_continue: Callable[[], bool] = lambda: True,
         seconds: float = 0.0,
     ) -> int | None:
-        """Attach the devices that the running guest lacks; return their number.
+        """Attach the devices that the running guest lacks; return how many.
 
         If the hypervisor does not answer, or a backend has not discovered its devices, retry for up
-        to ``seconds``. Return None if ``should_continue`` returns False in this time. Raise
-        NotRunning, WrongState for a device that was detached, NotFound for a device that no backend
-        has, DriverFailed, Unavailable. If the guest has too few free PCIe ports for all of the
-        devices, none is attached.
+        to ``seconds``; the number is that of the last attempt. Return None if ``should_continue``
+        returns False in this time. Raise NotRunning, WrongState for a device that was detached,
+        NotFound for a device that no backend has, DriverFailed, Unavailable. If the guest has too
+        few free PCIe ports for all of the devices, none is attached.
         """
         end = self.clock() + seconds
         while True:
@@ -140,7 +140,7 @@ class GuestDevices:
             is_missing = domain is None and error is None
             if is_missing and not guest_expected:
                 return True
-            kept = [arq["uuid"] for arq in arqs]
+            kept = [arq["uuid"] for arq in arqs]  # all, while the guest cannot be read
             if domain is not None:
                 kept, error = self._request_removal(instance, domain, arqs, requested)
                 if not kept:
@@ -183,7 +183,10 @@ class GuestDevices:
         return Check(is_complete and all(o.is_complete for o in outcomes.values()), outcomes)
 
     def _reassert_guest(self, instance: str, devices: Sequence[GuestDevice]) -> dict[str, Outcome]:
-        """Attach the devices that a guest lacks, if it runs."""
+        """Attach the devices that a guest lacks, if it runs; return the outcomes by ARQ.
+
+        Raise Unavailable if the hypervisor does not answer for any guest.
+        """
         try:
             domain = self.hypervisor.describe(instance)
         except CyborgError as exc:
@@ -191,7 +194,8 @@ class GuestDevices:
             LOG.warning(
                 "Cannot check the devices of a running guest: %s", failure, instance=instance
             )
-            return {device.arq["uuid"]: Outcome(None, failure) for device in devices}
+            unknown = Outcome(is_attached=None, error=failure)
+            return {device.arq["uuid"]: unknown for device in devices}
         if domain is None or domain.running is None:
             return {device.arq["uuid"]: STOPPED for device in devices}
         outcomes: dict[str, Outcome] = {}
@@ -261,9 +265,10 @@ class GuestDevices:
     def _request_removal(
         self, instance: str, domain: Domain, arqs: Sequence[Arq], requested: set[_Removal]
     ) -> tuple[list[str], str | None]:
-        """Request the removal of devices, once for each part of the guest: see ``requested``.
+        """Request the removal of devices, once from each part of the guest that has one.
 
-        Return the uuids of the ARQs whose devices are not proven to be absent, and the last error.
+        ``requested`` has the requests of earlier calls; those of this call are added to it. Return
+        the uuids of the ARQs whose devices are not proven to be absent, and the last error.
         """
         kept: list[str] = []
         error: str | None = None
@@ -271,18 +276,20 @@ class GuestDevices:
             parts = _parts_with(domain, arq)
             is_absent = parts.running is None and parts.defined is None
             if is_absent and domain.running is None:
-                continue
+                continue  # proven: only a running guest can be about to get a device
             # A request to attach the device, of which no answer came, may still be in progress in
             # the hypervisor: only the answer to a later request proves that the device is absent.
             target = (
-                Domain(domain.running, None) if is_absent else _unrequested(parts, arq, requested)
+                Domain(running=domain.running, defined=None)
+                if is_absent
+                else _unrequested(parts, arq, requested)
             )
             if target is not None:
                 try:
                     self.hypervisor.detach(instance, os_acc.detach(arq), target)
                 except DeviceAbsent:
                     if is_absent:
-                        continue  # both answers agree
+                        continue  # both answers agree; otherwise the guest is read again
                 except (DriverFailed, GuestBusy, NotFound) as exc:
                     error = exc.message
                     # The reason may be an earlier request that is still in progress: wait for it.
@@ -318,7 +325,7 @@ class GuestDevices:
         if os_acc.find_alias(arq, domain.running) is not None:
             return False
         if self.needs_port(arq):
-            check_free_ports(instance, domain.running, 1)
+            check_free_ports(instance, domain.running, needed=1)
         return True
 
     def _withdraw(self, arqs: Sequence[Arq]) -> None:

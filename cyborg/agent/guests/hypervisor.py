@@ -280,16 +280,16 @@ class LibvirtHypervisor:
         """Return the error of this project for one of libvirt."""
         libvirt = self._libvirt
         # Errors of the connection and not of the guest: the next call opens another one.
-        lost = {
+        connection_codes = {
             libvirt.VIR_ERR_RPC,
             libvirt.VIR_ERR_NO_CONNECT,
             libvirt.VIR_ERR_AUTH_FAILED,
             libvirt.VIR_ERR_INVALID_CONN,
         }
-        connection = self._connection
-        if exc.get_error_code() in lost or connection is None or not connection.isAlive():
-            return Unavailable(f"libvirt at {self.uri} cannot be used now: {exc}")
         code = exc.get_error_code()
+        connection = self._connection
+        if code in connection_codes or connection is None or not connection.isAlive():
+            return Unavailable(f"libvirt at {self.uri} cannot be used now: {exc}")
         if code == libvirt.VIR_ERR_OPERATION_TIMEOUT:
             # An operation of the same guest holds its lock; the connection works.
             return GuestBusy(f"libvirt at {self.uri} is busy with the guest: {exc}")
@@ -370,7 +370,7 @@ class LibvirtDomains:
             guest = self._describe(domain)
         except (self._libvirt.libvirtError, ValueError) as exc:
             if not connection.isAlive():
-                raise
+                raise  # of the connection: the read of all domains fails
             if uuid not in self._broken:
                 LOG.warning(
                     "Cannot read the domain %s of libvirt, its last known devices stay withheld: "
@@ -379,7 +379,7 @@ class LibvirtDomains:
                     exc,
                 )
             self._broken.add(uuid)
-            return Guest(uuid, "", frozenset(), is_readable=False)
+            return Guest(uuid, name="", functions=frozenset(), is_readable=False)
         self._broken.discard(uuid)
         return guest
 

@@ -91,7 +91,7 @@ class HostHandles:
                     try:
                         size = (devices / handle.address / "config").stat().st_size
                     except OSError:
-                        return True  # as libvirt
+                        return True  # libvirt too takes it for PCIe then
                     return size != CONVENTIONAL_SIZE
         return True
 
@@ -185,6 +185,7 @@ class Reasserter(periodic.LoopThread):
 
         Raise the errors of the hypervisor and of the conductor.
         """
+        # Read by ``notice_job``: the end of a job on this host may make a device ready.
         self._awaits_host = not all(device.ready for device in devices)
         failure: errors.CyborgError | None = None
         try:
@@ -192,7 +193,7 @@ class Reasserter(periodic.LoopThread):
         except errors.CyborgError as exc:
             failure = exc
             # Reported first, then raised: a device may be missing for the attach timeout by now.
-            unknown = Outcome(None, exc.message)
+            unknown = Outcome(is_attached=None, error=exc.message)
             check = Check(
                 is_complete=False, outcomes={device.arq["uuid"]: unknown for device in devices}
             )

@@ -51,6 +51,7 @@ class Signatures:
         cannot be reached.
         """
         properties = image.properties
+        # False unless the image has all four properties that are read below.
         if not signature_utils.should_create_verifier(properties):
             raise errors.DriverFailed(
                 f"image {image.uuid} has no signature, which [glance] require_signature demands: "

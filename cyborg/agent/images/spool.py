@@ -50,7 +50,7 @@ class Spool:
         self._users: Counter[str] = Counter()  # blocks of ``use`` by image
         self._download_locks: dict[str, threading.Lock] = {}
         self._reserved: dict[int, int] = {}  # bytes of the downloads in progress
-        self._tokens = itertools.count()
+        self._tokens = itertools.count()  # of reservations and of incomplete files
         self._lock_file: int | None = None
 
     def open(self) -> None:

@@ -267,9 +267,8 @@ class GlanceImageStore:
     def _find(self, properties: Mapping[str, str]) -> str:
         own_project = self.service.project_id()
         # Each project once: a trusted project may be that of the credentials.
-        projects = tuple(
-            dict.fromkeys([*([own_project] if own_project else []), *self.trusted_projects])
-        )
+        own_projects = (own_project,) if own_project else ()
+        projects = tuple(dict.fromkeys((*own_projects, *self.trusted_projects)))
         matching: list[ImageMetadata] = []
         # One request for each owner: images of others cannot fill up a page.
         for scope in ({"visibility": "public"}, *({"owner": owner} for owner in projects)):

@@ -64,7 +64,8 @@ def execute(
     # Looked up before the first call: a job that one backend cannot do must not begin with the
     # others. But a release does what it can: a backend that is missing must not keep the handles of
     # the others dirty.
-    for item in () if releasing else spec.items:
+    items_to_check = () if releasing else spec.items
+    for item in items_to_check:
         if not should_continue():
             raise Aborted
         if error := _attempt(spec, item, lambda i: _driver_call(spec, i, drivers, removed_driver)):
@@ -113,8 +114,8 @@ def _change_guest(
         raise Aborted
     try:
         with progress.show_activity(f"{spec.kind} server {instance}"):
-            # A part of the timeout: the rest is for the answer, which has the reason of a failure.
             if spec.kind is job.JobKind.PLUG:
+                # The rest of the timeout is for the answer, which has the reason of a failure.
                 seconds = PLUG_PART * spec.timeout
                 is_complete = (
                     guests.plug(instance, spec.devices, should_continue, seconds) is not None

@@ -125,15 +125,14 @@ class JobQueue:
         if task is not None:
             if task.cancelled:
                 return _answer(AgentJobStatus.FAILED, CANCELLED)
-            return (
-                _answer(AgentJobStatus.FAILED, task.timeout_error)
-                if task.discarded
-                else _answer(AgentJobStatus.RUNNING, activity=task.activity.current)
-            )
+            if task.discarded:
+                return _answer(AgentJobStatus.FAILED, task.timeout_error)
+            return _answer(AgentJobStatus.RUNNING, activity=task.activity.current)
         # The outcome of the job must not reach the conductor before the report of its device.
         if spec.job_uuid in self._rediscovering:
             return _answer(AgentJobStatus.RUNNING)
         entry = self.checkpoint.get(spec.job_uuid)
+        # STARTED without a task: the job was interrupted, by a restart for example, and runs again.
         if entry is None or entry.state is CheckpointState.STARTED:
             return None
         if entry.state is CheckpointState.COMPLETED:
@@ -149,9 +148,9 @@ class JobQueue:
         """Cancel jobs: one that waits never starts, and the result of one that runs is ignored."""
         for job in spec.cancels:
             if job == spec.job_uuid:
-                continue
+                continue  # a cancelled job would never start
             # Also of a job that is unknown here: its request may arrive after the one that cancels
-            # it.
+            # it. The kind of such a job is not known, and not used.
             self.checkpoint.record(job, JobKind.PREPARE, CheckpointState.CANCELLED)
             task = self._tasks.get(job)
             if task is not None:
@@ -263,6 +262,7 @@ class JobQueue:
                 "Driver finished a cancelled or timed-out job, result ignored: %s",
                 error or "succeeded",
             )
+            # The driver may have changed the device nevertheless.
             self._rediscover(spec)
 
     def _time_out(self, task: _Task) -> None:

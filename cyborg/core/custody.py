@@ -74,7 +74,7 @@ def parse_keys(text: str) -> Keys:
         try:
             secret = bytes.fromhex(word)
         except ValueError:
-            secret = b""
+            secret = b""  # too short: refused below
         if len(secret) < MIN_KEY_BYTES:
             raise Invalid(
                 f"line {number} is not a key: expected {2 * MIN_KEY_BYTES} or more hexadecimal "
@@ -317,9 +317,10 @@ def verify(
 ) -> Verification:
     """Check a log up to its first fault.
 
-    Without ``keys`` (None) no signature is checked; with NO_KEYS a signature is a fault. ``anchor``
-    is a record that the chain had before. ``start`` is a record up to which the chain was checked;
-    the records begin after it. If not ``complete``, the log has only the next records of the chain.
+    Without ``keys`` (None) no signature is checked; with NO_KEYS a signed head is a fault.
+    ``anchor`` is a record that the chain had before. ``start`` is a record up to which the chain
+    was checked; the records begin after it. If not ``complete``, the log has only the next records
+    of the chain.
     """
     before, after = log.before, log.after
     if after is None:
@@ -328,7 +329,8 @@ def verify(
         return Verification(START, fault)
     # The head moves while the records are read, by new records and by deletions: those after the
     # later base and up to the earlier tip must be there.
-    base, tip = after.base, before.tip if before else START
+    base = after.base
+    tip = before.tip if before else START
     first_base = before.base if before else START
     # The numbers of records, in order: up to first_base none may be there, up to base they were
     # deleted meanwhile, up to tip all must be there, up to after.tip they were sealed meanwhile.
@@ -341,7 +343,7 @@ def verify(
                 fault = check_tip(position, tip)
                 fault = fault or check_tip(Link(sequence, sealed.hash), after.tip)
                 return Verification(position, fault)
-            continue
+            continue  # sealed meanwhile: the next check reads it
         if sequence <= first_base.sequence:
             text = (
                 f"there is a record {sequence}, but the chain begins after record "
@@ -364,6 +366,7 @@ def verify(
 
 def find_forged(records: Iterable[NewRecord], keys: Keys | None, sequence: int) -> Fault | None:
     """Return a fault at ``sequence`` for the first record that no conductor wrote, else None."""
+    # A conductor without keys signs no record: nothing distinguishes a forged one.
     if keys is None or not keys.secrets:
         return None
     for new in records:

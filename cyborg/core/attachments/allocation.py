@@ -125,7 +125,7 @@ def has_amounts(allocated: Amounts, needed: Amounts) -> bool:
 def is_shrunk(allocated: Amounts, intent: Intent, floor: Amounts) -> bool:
     """Return whether a request to shrink the allocation took effect, or was not needed.
 
-    ``floor`` has the amounts that other ARQs need.
+    Return False if no such request was sent. ``floor`` has the amounts that other ARQs need.
     """
     if not intent.was_requested or not intent.shrinks:
         return False

@@ -43,13 +43,15 @@ def needs_live(types: Collection[str]) -> bool:
 
 def check_mode(types: Collection[str], mode: Mode, selected: str) -> None:
     """Raise Conflict if a handle of these types could not be detached in a mode."""
-    if mode is Mode.NEXT_BOOT and has_mediated_device(types):
+    if mode is not Mode.NEXT_BOOT:
+        return
+    if has_mediated_device(types):
         raise Conflict(
             f"mode: {selected} needs a mediated device, which Nova gives to the guest again at "
             f"each reboot and start, also after a detach: use the mode {Mode.LIVE}",
             field="mode",
         )
-    if mode is Mode.NEXT_BOOT and needs_live(types):
+    if needs_live(types):
         raise Conflict(
             f"mode: {selected} needs a device that the agent attaches, and not Nova: use the mode "
             f"{Mode.LIVE}",

@@ -93,12 +93,12 @@ def describe_missing(
         if len(failures) < len(others):
             continue  # a provider without a failure can serve the group
         if device is None:
-            why = _summarize(failures) or "no device"
+            reason = _summarize(failures) or "no device"
         else:
             texts = [f"{provider.device}: {failure.text}" for provider, failure in failures]
-            why = join_limited(texts, MAX_SHOWN, separator="; ", nouns="devices")
-            why = why or "no other device"
-        return f"group {demand.number}: {why}"
+            reason = join_limited(texts, MAX_SHOWN, separator="; ", nouns="devices")
+            reason = reason or "no other device"
+        return f"group {demand.number}: {reason}"
     # Each group fits alone: several groups may compete for the same handles.
     fit = evaluate_request(demands, others)
     for host in fit.counts.hosts:

@@ -335,6 +335,8 @@ def _compare_handles(snapshot: HostSnapshot, deployable: DeployableRecord) -> It
     """Yield the handles whose owner in the database is missing or wrong."""
     for handle in deployable.handles:
         name = f"handle {deployable.address}/{handle.address}"
+        # A handle that was claimed through a device set is bound to the provider of the set.
+        provider = handle.set_provider or deployable.provider
         text = None
         if handle.owner is None:
             if handle.needs_cleaning and not handle.cleaning:
@@ -343,8 +345,7 @@ def _compare_handles(snapshot: HostSnapshot, deployable: DeployableRecord) -> It
         elif handle.owner_state not in OWNING_STATES:
             kind = Kind.HANDLE_WRONG_OWNER
             text = f"database: its owner, ARQ {handle.owner}, is in state {handle.owner_state}"
-        # A handle that was claimed through a device set is bound to the provider of the set.
-        elif handle.owner_provider != (provider := handle.set_provider or deployable.provider):
+        elif handle.owner_provider != provider:
             kind = Kind.REQUEST_MISPLACED
             text = (
                 f"database: the handle is of provider {provider}; its owner, ARQ "
@@ -355,7 +356,7 @@ def _compare_handles(snapshot: HostSnapshot, deployable: DeployableRecord) -> It
 
 
 def _compare_instances(snapshot: HostSnapshot, settled: Sequence[ArqRecord]) -> Iterator[Finding]:
-    """Yield the ARQs whose instance is gone, or on another host."""
+    """Yield the ARQs whose instance is gone, or on another host; each of ``settled`` has one."""
     if snapshot.instances is None:
         return
     for arq in settled:
@@ -405,7 +406,8 @@ def _compare_allocations(
     bound: dict[str, dict[str, list[ArqRecord]]] = {}
     for arq in allocated:
         bound.setdefault(arq.provider, {}).setdefault(arq.consumer, []).append(arq)
-    # A provider without a deployable is one finding of its own, PROVIDER_LEFTOVER.
+    # A provider without a deployable is one finding of its own, PROVIDER_LEFTOVER. So is one that
+    # Placement lacks, PROVIDER_MISSING.
     tracked = {*snapshot.desired, *snapshot.database.providers}
     for provider, consumers in snapshot.placement.consumers.items():
         if provider not in tracked or provider not in snapshot.placement.actual:

@@ -58,7 +58,10 @@ def _check(
     action: str,
     remedy: str,
 ) -> None:
-    """Raise OverLimit, with what to do, for the first class over its limit."""
+    """Raise OverLimit, with what to do, for the first class over its limit.
+
+    ``verb``, ``action`` and ``remedy`` are parts of the text.
+    """
     for name in limits.limited(requested):
         limit = limits.limit(name)
         if used.get(name, 0) + requested[name] > limit:
@@ -94,7 +97,8 @@ def parse_project_limits(values: Iterable[str], option: str) -> dict[str, dict[s
             raise _misconfigured(option, value, "expected PROJECT:RESOURCE_CLASS:UNITS")
         project, name, units = parts
         by_class = limits.setdefault(project, {})
-        if _resource_class(name, value, option) in by_class:
+        name = _resource_class(name, value, option)
+        if name in by_class:
             raise _misconfigured(option, value, f"a second limit of {name} for this project")
         by_class[name] = _units(units, value, option)
     return limits

@@ -106,11 +106,13 @@ def parse_groups(value: Any, field_name: str = "groups") -> tuple[Group, ...]:
             f"{field_name} request {total} accelerators in all, at most {MAX_SLOTS} are allowed",
             field=field_name,
         )
-    copies = sum(units.number * len(str(groups[units.group].to_dict())) for units in _units(groups))
-    if copies > MAX_COPIES:
+    copied_characters = sum(
+        units.number * len(str(groups[units.group].to_dict())) for units in _units(groups)
+    )
+    if copied_characters > MAX_COPIES:
         raise Invalid(
             f"{field_name} are too large: each of the {total} ARQs stores a copy of its group, "
-            f"{copies} characters in all, and at most {MAX_COPIES} are allowed",
+            f"{copied_characters} characters in all, and at most {MAX_COPIES} are allowed",
             field=field_name,
         )
     return groups
@@ -164,8 +166,8 @@ def expand_slots(groups: Sequence[Group]) -> tuple[Slot, ...]:
 
     Each FPGA of a group that requires CUSTOM_FPGA_XILINX has two slots.
     """
-    # The management function and the user function are both attached to the instance (contract of
-    # POST accelerator_requests).
+    # ``_units`` counts both: the management function and the user function are attached to the
+    # instance (contract of POST accelerator_requests).
     return tuple(
         Slot(units.group, units.resource_class, groups[units.group])
         for units in _units(groups)

@@ -178,13 +178,17 @@ def select_device(capture: Capture, device: str) -> Capture:
 
     ``device`` is the path of its folder.
     """
-    own = {path: f for path, f in capture.folders.items() if _is_below(path, device)}
-    groups = {_target(path, f.links[_GROUP]) for path, f in own.items() if _GROUP in f.links}
+    device_folders = {path: f for path, f in capture.folders.items() if _is_below(path, device)}
+    iommu_groups = {
+        _target(path, folder.links[_GROUP])
+        for path, folder in device_folders.items()
+        if _GROUP in folder.links
+    }
     folders: dict[str, Folder] = {}
     for path, folder in capture.folders.items():
         # The kernel shows a device in several places by links to its folder.
         links = {n: t for n, t in folder.links.items() if _is_below(_target(path, t), device)}
-        if path in own or path in groups:
+        if path in device_folders or path in iommu_groups:
             folders[path] = folder
         elif links:
             folders[path] = Folder(files={}, links=links)
@@ -277,7 +281,7 @@ def _parse_record(body: Mapping[str, Any]) -> Uevent | tuple[str, Folder]:
     if "uevent" in body:
         seconds, *texts = body["uevent"]
         action, subsystem, path = map(_short, texts)
-        if not 0 <= number(seconds) <= MAX_SECONDS:  # not a number (NaN) either
+        if not 0 <= number(seconds) <= MAX_SECONDS:  # refuses NaN too
             raise Invalid(f"uevent: expected 0 to {MAX_SECONDS} seconds", field="uevent")
         return Uevent(number(seconds), action, subsystem, path)
     path = string(body["dir"])

@@ -251,7 +251,8 @@ def lost_lease(context: ContextFacts, given: int, error: str | None) -> CyborgEr
     ``error`` is the error of the context.
     """
     uuid, state = context.uuid, context.state
-    # First, whatever the epoch: the instance is the reason that helps the caller.
+    # First, whatever the epoch: the instance is the reason that helps the caller. In error, the
+    # instance is only that of the failed bind.
     if context.instance is not None and state != ContextState.ERROR:
         return _wrong_state(
             context,

@@ -73,6 +73,7 @@ def update_group(
     old_totals = Counter(totals)
 
     def replan(name: str, split_for: int | None = None) -> bool:
+        """Plan a host, update the totals; return whether it offers other numbers of sets now."""
         local = count_offered(by_host.get(name, ()))
         by_host[name] = plan(name, share_shortage(wanted, totals, local, split_for))
         new = count_offered(by_host[name])
@@ -82,9 +83,11 @@ def update_group(
         return new != local
 
     def is_spare(size: int) -> bool:
+        """Return whether the group offers more sets of a size than it wants."""
         return totals[size] > wanted.get(size, 0)
 
     def split_hosts(size: int, *, is_urgent: bool) -> None:
+        """Plan one host after the other for more sets of a size, until it is not short."""
         # Checked before all hosts of the group are ranked, which takes time.
         if size not in find_shortage(wanted, totals):
             return
@@ -95,12 +98,14 @@ def update_group(
             if size not in find_shortage(wanted, totals):
                 return
             offered_sizes = [summary.size for summary in by_host[name] if summary.offered]
+            # The ranked hosts all offer a larger set; its smallest one is split.
             larger = min(offered for offered in offered_sizes if offered > size)
             if (totals[size] or not is_urgent) and not is_spare(larger):
                 continue  # sets of the larger size would be short for a second small one
             replan(name, size)
 
     replan(host)
+    # Until nothing changes, and in one round for each size at most.
     for _ in wanted:
         before = dict(by_host)
         for size in sorted(wanted):

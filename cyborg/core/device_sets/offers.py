@@ -112,6 +112,7 @@ def plan_offers(
             plan[fact.id] = _refuse(fact, reason)
         elif fact.id not in members:
             plan[fact.id] = _refuse(fact, _explain_overlap(fact, family))
+        # An owned set waits for no other one: its units are allocated through it already.
         elif disjoint and fact.id not in owned and (blocker := _find_blocker(fact, sets)):
             # The state stays while the set waits.
             state = fact.state or OfferState.WITHHELD
@@ -143,6 +144,7 @@ def _find_hindrance(
         return fact.obstacle
     for unit in sorted(fact.units):
         use, owner = uses.get(unit), owners.get(unit)
+        # A set that is offered stays so while its units are cleaned: see ``plan_offers``.
         if use is not None and use.cleaning and fact.state is not OfferState.OFFERED:
             return f"device {unit} is being cleaned: until the end of that work"
         # Also a unit without a use: one of an owned set that was released by force.
@@ -155,7 +157,10 @@ def _find_hindrance(
 
 
 def _find_blocker(fact: SetFacts, sets: Sequence[SetFacts]) -> SetFacts | None:
-    """Return a set that must be withdrawn before a set that is not offered can be."""
+    """Return a set that must be withdrawn before a set can be offered.
+
+    Return None if there is no such set, or if the set is offered already.
+    """
     if fact.state is OfferState.OFFERED:
         return None
     return next(
@@ -205,7 +210,9 @@ def _choose_family(
         if fact.id in owned:
             continue
         # Units in use of an available set that nobody owns are being cleaned.
-        if not uses.keys().isdisjoint(fact.units):
+        is_being_cleaned = any(unit in uses for unit in fact.units)
+        if is_being_cleaned:
+            # Of two such sets with a common unit, as after a change of the mode, the first stays.
             if taken.isdisjoint(fact.units):
                 family.append(fact)
                 taken |= fact.units
@@ -270,7 +277,7 @@ class _Search:
         """Return the best score for free units, if these numbers of sets are still missing."""
         if not free:
             return 0
-        # More cannot be offered: equal states are searched once.
+        # Cut to the numbers of sets that the units suffice for: equal states are searched once.
         number = free.bit_count()
         missing = tuple(min(n, number // s) for n, s in zip(missing, self._sizes, strict=True))
         key = free, missing
@@ -284,8 +291,8 @@ class _Search:
         if all(option.mask != lowest for option in options):
             best = self._best(free ^ lowest, missing)
         for mask, score, position in options:
-            if mask & free != mask:
-                continue
+            if mask & ~free:
+                continue  # a unit of the set is not free
             gain, left = score, missing
             if position is not None and missing[position]:
                 gain += 1 << self._gain_shifts[position]

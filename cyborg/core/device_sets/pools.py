@@ -59,17 +59,18 @@ def _make_part(sets: Sequence[ConfiguredSet]) -> tuple[Pool, set[Hashable]]:
     usable = [each for each in sets if each.facts.obstacle is None] or sets
     first = min(usable, key=lambda each: (each.options.source, each.facts.id))
     group = first.options.group
-    counted = [each.options for each in usable if each.options.group == group]
-    modes = {options.mode for options in counted}
+    group_options = [each.options for each in usable if each.options.group == group]
+    modes = {options.mode for options in group_options}
     mode = OfferMode.DISJOINT if OfferMode.DISJOINT in modes else OfferMode.ALL
-    facts = [_check_group(each, first) for each in sets]
-    pool = Pool(facts, mode, group, _find_largest(options.wanted or {} for options in counted))
+    facts = [_with_group_obstacle(each, first) for each in sets]
+    wanted = _find_largest(options.wanted or {} for options in group_options)
+    pool = Pool(facts, mode, group, wanted)
     # ``bool(group)``: a group and a source may have one name.
-    sources = {group} if group else {options.source for options in counted}
+    sources = {group} if group else {options.source for options in group_options}
     return pool, {(mode, bool(group), name) for name in sources}
 
 
-def _check_group(each: ConfiguredSet, first: ConfiguredSet) -> SetFacts:
+def _with_group_obstacle(each: ConfiguredSet, first: ConfiguredSet) -> SetFacts:
     """Return the facts of a set, with an obstacle if its group is another one."""
     facts, group, other = each.facts, each.options.group, first.options.group
     if facts.obstacle is not None or group == other:

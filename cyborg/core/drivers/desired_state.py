@@ -105,7 +105,7 @@ def parse_backend_name(name: Any) -> str:
 def managed_options(
     config: Mapping[str, Any], address: str, option: str, adopted_at: str = ""
 ) -> dict[str, list[str]]:
-    """Return the options of a backend with an address in one of the lists ``ManagedOption``.
+    """Return the options of a backend with an address in the list ``option`` of ``ManagedOption``.
 
     The time ``adopted_at`` follows the address after ``@``, so that a repetition changes the
     option: only then does the agent check the device again. Unchanged lists are left out: a desired

@@ -95,15 +95,16 @@ def parse_hello(body: Any, folder: str) -> Hello:
     """Parse a hello. Raise Invalid if it is malformed."""
     example = '{"status": "READY", "endpoint": "<path>", "type": "<type>"}'
     with _expecting("hello", example, "hello"):
-        status, where, kind = (string(body[key]) for key in ("status", "endpoint", "type"))
+        status, endpoint, kind = (string(body[key]) for key in ("status", "endpoint", "type"))
         calls = [string(call) for call in codec.as_list(body.get("abilities", []))]
     if status != "READY":
         raise Invalid(f"the hello has status {status[:40]!r}: expected READY", field="status")
     # The agent only calls sockets in its own folder, whatever path a driver claims.
-    name = os.path.basename(where).removesuffix(SUFFIX)
-    if not is_driver_name(name) or where not in (f"{name}{SUFFIX}", socket_path(folder, name)):
+    name = os.path.basename(endpoint).removesuffix(SUFFIX)
+    allowed = (f"{name}{SUFFIX}", socket_path(folder, name))
+    if not is_driver_name(name) or endpoint not in allowed:
         raise Invalid(
-            f"the hello has endpoint {where[:120]!r}: expected "
+            f"the hello has endpoint {endpoint[:120]!r}: expected "
             f"{socket_path(folder, '<name>')} with the driver's name",
             field="endpoint",
         )
@@ -231,12 +232,14 @@ def _device(body: Any, backend: str, kind: str) -> Device:
     remote = specs.get("remote", 0)
     if remote not in (0, 1):
         raise Invalid(f"remote is {str(remote)[:40]!r}: expected 0 or 1", field="remote")
+    # A remote device is outside of this host, so that the host cannot attach it.
+    local_pci = None if remote else pci
     board = {key: string(body[key]) for key in ("vendor_id", "product_id") if body.get(key)}
     deployable = Deployable(
         address=identity,
         resource_class=_CLASSES.get(kind) or naming.make_custom_name(kind),
         traits=capability.build_traits(kind, tree),
-        handles=_handles(body, specs.get("num", 0), None if remote else pci),
+        handles=_handles(body, specs.get("num", 0), local_pci),
     )
     return Device(
         address=identity,
@@ -260,7 +263,11 @@ def _device(body: Any, backend: str, kind: str) -> Device:
 
 
 def _handles(body: Mapping[str, Any], num: Any, pci: PciAddress | None) -> tuple[AttachHandle, ...]:
-    """Return ``num`` handles: the PCI functions of ``handles``, by default the device itself."""
+    """Return ``num`` handles: the PCI functions of ``handles``, by default the device itself.
+
+    ``pci`` is the address of the device if the host can attach it; otherwise return no handle.
+    Raise Invalid.
+    """
     num = check_integer("num", num, MAX_HANDLES)
     if pci is None:
         return ()

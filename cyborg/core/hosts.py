@@ -71,6 +71,7 @@ def matching_nodes(names: Sequence[str], nodes: Iterable[str]) -> tuple[str, ...
     variants = name_variants(names)
     # A host that knows its domain does not match a node of another domain by the short name.
     with_domain = {_short(name) for name in variants if _short(name) != name}
+    # Short names of which no domain is known.
     bare = {name for name in variants if _short(name) == name and name not in with_domain}
     return tuple(
         sorted(

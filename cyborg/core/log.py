@@ -97,7 +97,7 @@ class FieldLogger(logging.LoggerAdapter[logging.Logger]):
         """Move the fields to the attributes of the record that the formatters of oslo.log read."""
         # What is left after these are the fields: logging itself would refuse unknown arguments.
         result = {name: kwargs.pop(name) for name in _STANDARD if name in kwargs}
-        hidden = kwargs.pop("extra", None) or {}
+        json_fields = kwargs.pop("extra", None) or {}
         context = kwargs.pop("context", None)
         fields = {
             name: _plain(value)
@@ -106,7 +106,7 @@ class FieldLogger(logging.LoggerAdapter[logging.Logger]):
         }
         # JSONFormatter shows ``extra``. ContextFormatter shows a string in ``instance`` in front of
         # the message; otherwise each operator's format string would have to name each field.
-        extra: dict[str, Any] = {"extra": {**fields, **hidden}}
+        extra: dict[str, Any] = {"extra": {**fields, **json_fields}}
         if fields:
             extra["instance"] = f"[{render_fields(fields)}] "
         if context is not None:

@@ -208,8 +208,8 @@ def _build_provider(root_uuid: str, deployable: DeployableState) -> Provider:
     inventories: dict[str, Inventory] = {}
     total = deployable.total
     if (size := deployable.set_size) is not None:
-        # The same numbers as the members, whether all are present: a request for n units is served
-        # by one provider, so that only a set of n devices can serve it.
+        # The numbers are those of all members, present or not: a request for n units is served by
+        # one provider, so that only a set of n devices can serve it.
         is_complete = total == size and not deployable.uncleanable
         inventories[deployable.resource_class] = Inventory(
             total=size,
@@ -366,6 +366,7 @@ def affected_hosts(
             by_name.setdefault(name, {})[uuid] = node
 
     def candidates(host: str, identity: Identity) -> dict[str, ComputeNode]:
+        """Return the changed compute nodes that have a name or a uuid of a host."""
         names = {host.casefold(), *name_variants([host, *identity.names])}
         names |= {(identity.provider or "").casefold(), identity.compute_id or ""}
         return {uuid: node for name in names for uuid, node in by_name.get(name, {}).items()}

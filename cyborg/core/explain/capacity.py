@@ -79,27 +79,27 @@ def count_capacity(
     """
     kinds = _make_kinds(demands)
     budget = Budget(effort)
-    equal_hosts: dict[Composition, HostCapacity] = {}
-    equal_bins: dict[object, Packing] = {}
+    capacity_by_composition: dict[Composition, HostCapacity] = {}
+    packings: dict[object, Packing] = {}  # by the bins
     capacities = []
     for host, composition in sorted(counts.hosts.items()):
         # Most hosts of a cloud are equal: each composition is computed once, and each combination
         # of free handles, which different compositions can have.
-        if (capacity := equal_hosts.get(composition)) is None:
+        if (capacity := capacity_by_composition.get(composition)) is None:
             tally = _count_handles(demands, counts.kinds, composition)
             key = tuple(sorted(tally.bins.items()))
-            if key not in equal_bins:
+            if key not in packings:
                 bins = list(tally.bins.elements())
-                equal_bins[key] = _fit_servers(kinds, bins, budget)
+                packings[key] = _fit_servers(kinds, bins, budget)
             capacity = HostCapacity(
                 host=host,
-                servers=equal_bins[key].sets,
-                exact=equal_bins[key].is_exact,
+                servers=packings[key].sets,
+                exact=packings[key].is_exact,
                 free=tally.free,
                 total=tally.total,
                 losses=dict(tally.losses),
             )
-            equal_hosts[composition] = capacity
+            capacity_by_composition[composition] = capacity
         capacities.append(replace(capacity, host=host))
     return capacities
 

@@ -160,7 +160,8 @@ class _Subset(NamedTuple):
 
 def _subset_bounds(kinds: Sequence[Kind], columns: Sequence[Caps]) -> Iterator[int]:
     """Yield the number of sets that each subset of kinds allows."""
-    subsets = [_Subset(0, 0, (0,) * len(columns[0]))]
+    empty = _Subset(divisor=0, units=0, caps=(0,) * len(columns[0]))
+    subsets = [empty]
     for kind, column in zip(kinds, columns, strict=True):
         # Each subset so far, with this kind added: together all subsets that have the kind.
         for smaller in list(subsets):
@@ -259,7 +260,10 @@ class _Search:
         return None if not fits and self.budget.steps < 0 else fits
 
     def _fill(self, number: int, left: tuple[int, ...]) -> bool:
-        """Return whether items fit into the bins from ``number`` on; ``left`` counts each kind."""
+        """Return whether items fit into the bins from ``number`` on; ``left`` counts each kind.
+
+        Return False also when the budget is spent: ``fits`` tells both apart.
+        """
         if not any(left):
             return True
         # The ways to the same rest are many, and its result depends on the rest alone.

@@ -201,10 +201,11 @@ def find_trait_failure(
     numa_node: int | None = None,
 ) -> Failure | None:
     """Return the first of ``trait_failures``, in less time; None if there is none."""
-    # The usual case without building texts: this runs for each provider and group.
-    if not required - traits - _OWN_TRAITS and not (
-        forbidden and forbidden & (traits | _OWN_TRAITS)
-    ):
+    # The usual case without building texts: this runs for each provider and group. The union of
+    # traits is built only for a group that forbids one.
+    is_missing = bool(required - traits - _OWN_TRAITS)
+    is_forbidden = bool(forbidden) and not forbidden.isdisjoint(traits | _OWN_TRAITS)
+    if not is_missing and not is_forbidden:
         return None
     return trait_failures(required, forbidden, traits, numa_node)[0]
 

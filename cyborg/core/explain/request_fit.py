@@ -97,8 +97,8 @@ class RequestFit:
             # Without the name of a host, since only the predicates are counted, and no text.
             joint = {} if problem is None else _describe(self.demands, self.firsts, problem, "")
             for kind, number in count_kinds(composition).items():
-                for first, own in self.alone[kind].items():
-                    failure = own or joint.get(first)
+                for first, failure_alone in self.alone[kind].items():
+                    failure = failure_alone or joint.get(first)
                     summaries[first].count(self.counts.kinds[kind], failure, number * hosts)
         if self.counts.others:
             for summary in summaries.values():
@@ -299,14 +299,15 @@ def explain_rejections(
     rejected the whole query: then it does not matter whether the groups fit together. ``limit`` is
     the maximum number of providers; None is all.
     """
+    # Each of these providers is a kind of its own.
     fit = evaluate_request(demands, providers)
-    weights = Counter(fit.firsts)
+    groups_by_first = Counter(fit.firsts)  # numbers of equal groups
     absences: list[_Absence] = []
     for provider, alone in zip(fit.counts.kinds, fit.alone, strict=True):
         if provider.uuid not in returned:
-            failures = {first: own for first, own in alone.items() if own is not None}
-            failed_groups = sum(weights[first] for first in failures)
-            last = max((own.predicate.position for own in failures.values()), default=0)
+            failures = {first: failure for first, failure in alone.items() if failure is not None}
+            failed_groups = sum(groups_by_first[first] for first in failures)
+            last = max((f.predicate.position for f in failures.values()), default=0)
             absences.append(_Absence(provider, failed_groups, last))
     # Of equal numbers, first the provider that fails at the latest predicate: it came nearest.
     absences.sort(key=lambda absence: (absence.failed_groups, -absence.last_position))

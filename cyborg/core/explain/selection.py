@@ -170,8 +170,8 @@ def put_first(
 ) -> NoHandle:
     """Return the error with the first failure of each ARQ before its other reasons.
 
-    ``handles`` has the number of handles of each provider: such a failure excludes all of them
-    unless it is one of the reasons.
+    ``failures`` is the result of ``find_claim_failures``. ``handles`` has the number of handles of
+    each provider: such a failure excludes all of them unless it is one of the reasons.
     """
     by_arq = {demand.arq_uuid: demand for demand in demands}
     ordered: dict[str, list[dict[str, object]]] = {}
@@ -268,25 +268,25 @@ def make_no_handle_error(
 ) -> NoHandle:
     """Return the error for ARQs whose demands were refused, by uuid, with the reasons of each.
 
-    Its message has the reasons of the first three groups, and what to do. It names groups and no
-    ARQs: those of a device context and of an attachment are created in the transaction that is
-    undone. The ARQs of a group have the same reasons.
+    Its message has up to four reasons of each of the first three groups, and what to do. It names
+    groups and no ARQs: those of a device context and of an attachment are created in the
+    transaction that is undone. The ARQs of a group have the same reasons.
     """
     refused = {demand.arq_uuid: demand for demand in demands if demand.arq_uuid in reasons}
     profiles = list(dict.fromkeys(demand.profile for demand in refused.values()))
-    several = len(profiles) > 1
+    has_several_profiles = len(profiles) > 1
     messages: dict[str, None] = {}  # ordered, each text once
     for arq_uuid, arq_reasons in reasons.items():
         demand = refused[arq_uuid]
         name = f"group {demand.group}"
-        if several:
+        if has_several_profiles:
             name += f" of {device_profile.describe_profile(demand.profile)}"
         texts = [f"{r['reason']} ({r['handles']} handles)" for r in arq_reasons[:4]]
         messages[f"{name}: {'; '.join(texts) or 'no handle'}"] = None
     shown = join_limited(list(messages), 3, separator=". ", nouns="groups")
-    subject = (
-        "" if several or not profiles[0] else f" for {device_profile.describe_profile(profiles[0])}"
-    )
+    subject = ""
+    if not has_several_profiles and profiles[0]:
+        subject = f" for {device_profile.describe_profile(profiles[0])}"
     message = f"no free attach handle{subject}: {shown}"
     commands = [command for profile in profiles if (command := _explain_command(profile))]
     if commands:

@@ -33,7 +33,7 @@ def validate(tree: Any) -> Mapping[str, Any]:
     """Return the tree if it is valid. Raise Invalid with the path of the first error."""
     if not isinstance(tree, Mapping):
         raise _invalid(f"expected an object, found {type(tree).__name__}")
-    _check(tree, ())
+    _check(tree, path=())
     try:
         # Not as ASCII: an escaped letter would count as six bytes.
         size = len(_text(tree, ascii_only=False).encode("utf-8", "surrogatepass"))

@@ -95,7 +95,8 @@ def find_obstacle(facts: FunctionFacts) -> str | None:
     if blocking := [other for other in facts.others if _blocks(other)]:
         names = join_limited([_format(other) for other in blocking], MAX_SHOWN)
         remedy = "use another slot, or one with ACS"
-        # Nobody shall take a function from the host that the host uses.
+        # What is not offered goes to the instance with its group: advised if the same card has such
+        # a function, as a GPU has one for audio. But the host keeps a function that it uses.
         if any(other.same_card for other in blocking) and not any(other.used for other in blocking):
             remedy = "bind these to vfio-pci and do not offer them, or use a slot with ACS"
         # This remedy replaces the one before: what a guest has cannot be bound to another driver.

@@ -205,7 +205,10 @@ def list_questions(
     for guest in guests:
         record = _record(known, guest)
         functions = guest.functions - record.owned
-        functions = functions | guest.running if recheck else functions - record.foreign
+        if recheck:
+            functions |= guest.running
+        else:
+            functions -= record.foreign
         questions += [(guest.uuid, address) for address in sorted(functions)]
     return questions
 
@@ -223,7 +226,8 @@ def decide(
         before = _record(known, guest)
         # Its functions may be unchanged: what was known of it stays.
         if not guest.is_readable:
-            records |= {guest.uuid: before} if guest.uuid in known else {}
+            if guest.uuid in known:
+                records[guest.uuid] = before
             continue
         if not guest.functions:
             continue
@@ -241,7 +245,10 @@ def decide(
                 owned |= {address}
             # A function without an ARQ is of the guest alone, unless it is left over.
             is_foreign = owner is None and (address not in owned or address in guest.running)
-            foreign = foreign | {address} if is_foreign else foreign - {address}
+            if is_foreign:
+                foreign |= {address}
+            else:
+                foreign -= {address}
         records[guest.uuid] = GuestRecord(guest.name, owned, foreign)
     return GuestDecision(records, unknown)
 

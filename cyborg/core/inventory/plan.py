@@ -266,7 +266,11 @@ def plan_restore(
         tombstones[device] = replace(tombstone, deployables=deployables)
     # By address alone: a host has one deployable of an address, as the name of a provider is
     # unique.
-    removed_from = {a: device for device, lost in removed.items() for a in lost.deployables}
+    removed_from = {
+        address: device
+        for device, tombstone in removed.items()
+        for address in tombstone.deployables
+    }
     restored: dict[DeployableKey, DeployableTombstone] = {}
     for key in sorted(added):
         device, address = key

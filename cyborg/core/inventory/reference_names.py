@@ -72,20 +72,26 @@ def add_reference_names(device: Device, release: int) -> Device:
     ``release`` is one of ``RELEASES``. The traits of this service stay.
     """
     # By device, and not by class: a cloud may have drives of other vendors, which keep their class.
-    class_of = {ours: theirs for theirs, ours in _CLASSES.items() if _has_class(device, theirs)}
+    reference_classes = {  # by class of this service
+        own: reference for reference, own in _CLASSES.items() if _has_class(device, reference)
+    }
+
+    def rename(resource_class: str) -> str:
+        return reference_classes.get(resource_class, resource_class)
+
     return replace(
         device,
         layouts=tuple(
-            replace(layout, offers={class_of.get(c, c): n for c, n in layout.offers.items()})
+            replace(layout, offers={rename(c): n for c, n in layout.offers.items()})
             for layout in device.layouts
         ),
         deployables=tuple(
             _add_names(
                 device,
-                replace(d, resource_class=class_of.get(d.resource_class, d.resource_class)),
+                replace(deployable, resource_class=rename(deployable.resource_class)),
                 release,
             )
-            for d in device.deployables
+            for deployable in device.deployables
         ),
     )
 

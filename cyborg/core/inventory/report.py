@@ -379,7 +379,7 @@ def _load_device(body: Mapping[str, Any]) -> ObservedDevice:
     """Return a device in an answer of an agent; one of the previous release has no deployables."""
     bodies = body.get("deployables")
     if bodies is None:
-        return ObservedDevice(string(body["driver"]), None)
+        return ObservedDevice(string(body["driver"]), deployables=None)
     deployables = {
         string(deployable["address"]): ObservedDeployable(
             string(deployable["resource_class"]),

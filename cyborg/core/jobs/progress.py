@@ -85,7 +85,7 @@ def show_activity(
 
     def set_done(done: int) -> None:
         nonlocal shown
-        # Otherwise an abandoned thread would hide what the job does now.
+        # Not if another step is shown: an abandoned thread would hide what the job does now.
         if recorder.current is shown:
             recorder.current = shown = replace(shown, done=done)
 
@@ -200,12 +200,12 @@ def add_failure(
     """
     # One failure for each kind: a device that is retried for days must not fill its row.
     others = tuple(old for old in history.failures if old.kind is not failure.kind)
-    is_counted = counted and failure.kind is JobKind.PREPARE
-    number = history.failed_prepares + (1 if is_counted else 0)
+    is_failed_prepare = counted and failure.kind is JobKind.PREPARE
+    number = history.failed_prepares + (1 if is_failed_prepare else 0)
     return WorkHistory(
         failures=(failure, *others),
         failed_prepares=number,
-        failing=history.failing or (is_counted and 0 < close_after <= number),
+        failing=history.failing or (is_failed_prepare and 0 < close_after <= number),
     )
 
 

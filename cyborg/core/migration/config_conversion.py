@@ -124,6 +124,8 @@ def convert(settings: Settings, known: Known) -> Conversion:
 
 
 class _Converter:
+    """Conversion of one configuration; ``run`` converts each of its options once."""
+
     def __init__(self, settings: Settings, known: Known) -> None:
         self._known = known
         self._result = Conversion()
@@ -175,7 +177,8 @@ class _Converter:
         # The order decides: a renamed option may be a special one, and a special one may be in a
         # section that has no counterpart otherwise.
         if place in RENAMED:
-            place = section, name = RENAMED[place]
+            place = RENAMED[place]
+            section, name = place
         if (special := self._special.get(place)) is not None:
             return special(values)
         if section.startswith(_VGPU) and name == "device_addresses":
@@ -359,6 +362,7 @@ class _Converter:
         return self._add_rules("nic", convert(_split(values[-1:])), name)
 
     def _convert_signatures(self, values: Sequence[str]) -> Result:
+        """Convert whether images must be signed; without certificates it cannot be true."""
         if not _is_true(values):
             return self._keep("glance", "require_signature", values)
         if not self._entries("glance", "default_trusted_certificate_ids"):
@@ -373,24 +377,27 @@ class _Converter:
         return Result(Kind.CONVERTED, "it needs the extra signatures")
 
     def _add_credentials(self) -> None:
-        """Use the credentials of the service where the conductor has none; it would not start."""
+        """Use the credentials of the service for Placement and Nova if these sections have none.
+
+        The conductor would not start without them.
+        """
         if "connection" not in self._former.get("database", {}):
             return  # the file of an agent
-        own = self._former.get("keystone_authtoken", {})
-        has_own = any(name in own for name in _CREDENTIALS)
+        service_options = self._former.get("keystone_authtoken", {})
+        has_service_credentials = any(name in service_options for name in _CREDENTIALS)
         for section in ("placement", "nova"):
             options = self._former.get(section, {})
             # With an endpoint_override the conductor starts without credentials.
             if any(name in options for name in (*_CREDENTIALS, "endpoint_override")):
                 continue
-            if has_own:
+            if has_service_credentials:
                 self._result.set(section, "auth_section", ["keystone_authtoken"])
                 kind, note = Kind.CONVERTED, "added: the credentials of [keystone_authtoken]"
             else:
                 kind, note = Kind.BY_HAND, f"write [{section}] auth_type and its credentials"
             self._result.added.append(Outcome(kind, section, "auth_section", note))
         strategy = self._former.get(_DEFAULT, {}).get("auth_strategy", ["keystone"])[-1]
-        if not has_own and strategy == "keystone":
+        if not has_service_credentials and strategy == "keystone":
             note = "write [keystone_authtoken] auth_type and the credentials of the service"
             self._result.added.append(
                 Outcome(Kind.BY_HAND, "keystone_authtoken", "auth_type", note)

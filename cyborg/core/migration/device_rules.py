@@ -162,6 +162,7 @@ def _address_patterns(address: Any, backend: str) -> list[str]:
         fields = _parse_glob(address)
     elif isinstance(address, dict) and address.keys() <= _WIDTHS.keys():
         fields = _parse_expressions(address)
+    # An expression that matches no value of its field selects nothing: there is no pattern for it.
     if fields is not None and all(fields):
         domains, buses, slots, functions = fields
         if len(domains) * len(buses) * len(slots) <= _MAX_PATTERNS:
@@ -276,8 +277,10 @@ def convert_networks(values: Sequence[str]) -> Rules:
     network_of_trait: dict[str, str] = {}
     seen: set[str] = set()
     for network, interface in _pairs(values):
+        # The driver nic would refuse other entries.
         valid = (
             _NETWORK.fullmatch(network)
+            # Needed by ``make_custom_name`` below.
             and re.search(r"[A-Za-z0-9]", network)
             and _INTERFACE.fullmatch(interface)
             and interface not in {".", "..", *seen}

@@ -116,6 +116,7 @@ class _HostPlanner:
         self.deployables_of = _group(deployables, lambda row: row.device_id)
         self.attributes_of = _group(rows.attributes, lambda row: row.deployable_id)
         self.handles_of = _group(handles, lambda row: row.deployable_id)
+        # ``_try`` drops a row that cannot be taken.
         devices = [
             self._add_parts(row, device)
             for row in sorted(rows.devices, key=lambda row: row.id not in used_devices)

@@ -346,9 +346,9 @@ def plan_profiles(
                 parse_groups(body.get("groups")),
             )
             # Names and uuids together: a profile is found by either in one path of the API.
-            for what, text in (("name", profile.name), ("uuid", profile.uuid)):
+            for field, text in (("name", profile.name), ("uuid", profile.uuid)):
                 if (other := owners.get(text)) is not None:
-                    raise Invalid(f"its {what} is that of device profile {other.uuid} as well")
+                    raise Invalid(f"its {field} is that of device profile {other.uuid} as well")
         except Invalid as exc:
             drops.append(drop_row(row, exc.message))
         else:

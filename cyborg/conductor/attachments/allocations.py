@@ -50,7 +50,10 @@ _RANDOM = random.SystemRandom()
 
 
 class AllocationSteps:
-    """The steps of attachments that change allocations."""
+    """The steps of attachments that change allocations.
+
+    A step returns None if it is complete, or the wait after which it is repeated.
+    """
 
     def __init__(self, uow: UnitOfWork, placement: Placement) -> None:
         self.uow = uow
@@ -58,7 +61,7 @@ class AllocationSteps:
         self._nodes = ComputeNodeResolver(placement, uow)
 
     def allocate(self, work: LeasedAttachment) -> Wait | None:
-        """Choose providers and extend the allocation of the consumer.
+        """Choose providers and extend the allocation of the consumer, in the attachment's turn.
 
         Raise NoHandle, NotFound, WrongState, Conflict, Unavailable.
         """
@@ -67,7 +70,7 @@ class AllocationSteps:
             intent = self._plan(work)
         if (wait := _take_turn(work, intent)) is not None:
             return wait
-        error: str | None = None  # the last conflict
+        last_conflict: str | None = None
         # Nova changes the same allocation at a resize or migration: each attempt reads it again.
         for _ in range(MAX_CONFLICTS):
             # Read in this attachment's turn: no other attachment changes the amounts meanwhile.
@@ -77,23 +80,25 @@ class AllocationSteps:
             if allocation is None:
                 raise WrongState(f"{work.target} has no allocation in Placement any more")
             generation = allocation.generation
+            # It is extended already if the answer to an earlier request was lost.
             if not core.is_extended(allocation.amounts, intent):
                 # The providers of the conflict may be full: choose others.
-                if error is not None:
+                if last_conflict is not None:
                     intent = self._plan(work)
                 intent = _record_base(work, intent, allocation)
-                wanted = core.extend(allocation.amounts, intent.added)
+                extended = core.extend(allocation.amounts, intent.added)
                 try:
-                    self._placement.set_consumer(work.consumer, wanted, allocation)
+                    self._placement.set_consumer(work.consumer, extended, allocation)
                 except Conflict as exc:
-                    error = exc.message
+                    last_conflict = exc.message
                     continue
                 # Each write raises the generation by one, that of a new consumer from 0.
                 generation = (allocation.generation or 0) + 1
-            done = replace(intent, generation=generation)
-            work.complete_step(allocation_key=None, intent=done.to_dict())
+            reached = replace(intent, generation=generation)
+            # Without the key, another attachment of the instance has its turn.
+            work.complete_step(allocation_key=None, intent=reached.to_dict())
             return None
-        raise NoHandle(f"cannot extend the allocation of {work.target}: {error}")
+        raise NoHandle(f"cannot extend the allocation of {work.target}: {last_conflict}")
 
     def check(self, work: LeasedAttachment) -> None:
         """Raise AllocationLost if the allocation lacks resources of the consumer or this step.
@@ -110,6 +115,7 @@ class AllocationSteps:
         # Only at the providers and of the classes of this attachment: of others nothing was added.
         owned_there = core.select_amounts(owned_by_others, like=intent.added)
         needed = core.extend(owned_there, intent.added)
+        # In this order: deleted; created again with the same uuid; replaced by smaller amounts.
         if (
             allocation is None
             or core.is_recreated(allocation.generation, intent)
@@ -125,52 +131,60 @@ class AllocationSteps:
 
         If Nova has replaced the allocation meanwhile, nothing is removed. An amount that other ARQs
         of the instance need is never removed. The allocation of an attachment to a host is removed
-        as a whole. Return None at the end, or the wait before this step is repeated.
-
-        Raise Conflict, Unavailable.
+        as a whole. Raise Conflict, Unavailable.
         """
         consumer, intent = work.consumer, work.recorded_intent
+        # The attach failed before it planned a change, or Nova has replaced the allocation.
         if intent is None:
             return None
         if work.mode is Mode.HOST:
             return self._remove(work, intent)
-        # ``allocate`` has completed and given the turn back: its base is outdated.
+        # Without the turn, ``allocate`` has completed: the amounts were added, so that they are to
+        # be removed, and the base is that before the addition.
         if not work.has_turn:
             intent = replace(intent, base={}, shrinks=True)
             if (wait := _take_turn(work, intent)) is not None:
                 return wait
-        error = Conflict(f"the allocation of {work.target} changes too often")
+        last_conflict = Conflict(f"the allocation of {work.target} changes too often")
         for _ in range(MAX_CONFLICTS):
             allocation = self._placement.consumer(consumer)
+            # Nova has deleted the allocation, or created it again without the amounts.
             if allocation is None or core.is_recreated(allocation.generation, intent):
                 return None
-            floor = self.uow.run(
+            needed_by_others = self.uow.run(
                 lambda tx: store.owned_units(
                     tx, consumer, without=work.row["id"], all_contexts=True
                 )
             )
-            if core.is_shrunk(allocation.amounts, intent, floor):
+            # An earlier request, whose answer was lost, took effect.
+            if core.is_shrunk(allocation.amounts, intent, needed_by_others):
                 return None
             # ``shrinks`` is recorded only if the amounts were added before.
             if intent.shrinks or core.is_extended(allocation.amounts, intent):
                 intent = _record_base(work, replace(intent, shrinks=True), allocation)
-                remaining: core.Amounts = core.shrink(allocation.amounts, intent.added, floor)
+                remaining: core.Amounts = core.shrink(
+                    allocation.amounts, intent.added, needed_by_others
+                )
             else:
                 # The request to extend was not sent, or is late: a new generation makes it fail.
                 remaining = allocation.amounts
             try:
                 self._placement.set_consumer(consumer, remaining, allocation)
             except Conflict as exc:
-                error = exc
+                last_conflict = exc
                 continue
             return None
-        raise error
+        raise last_conflict
 
     def _remove(self, work: LeasedAttachment, intent: Intent) -> Wait | None:
-        """Remove the allocation of an attachment to a host. Raise Conflict, Unavailable."""
+        """Remove the allocation of an attachment to a host. Raise Conflict, Unavailable.
+
+        Return None at the end, or the wait before a second look.
+        """
         if not intent.was_requested:
             return None
         allocation = self._placement.consumer(work.consumer)
+        # One of another user is no allocation of this attachment: the uuid may be that of a server.
         if allocation is not None and allocation.user == HOST_USER:
             self._placement.set_consumer(work.consumer, {}, allocation)
         if intent.generation is None and not intent.shrinks:
@@ -196,12 +210,14 @@ class AllocationSteps:
     ) -> Sequence[Mapping[str, str]]:
         """Return the allocation candidates whose handles suit. Raise Conflict if no handle does.
 
-        ``groups`` are for the successor of a device, which has more conditions.
+        A candidate has the provider of each group, by ``core.group_name``. ``groups`` are for the
+        successor of a device, which has more conditions.
         """
+        # Some types of handles cannot be attached in this mode, see ``needs_live``.
         if work.mode is not Mode.NEXT_BOOT:
             return candidates
-        names = {provider for mapping in candidates for provider in mapping.values()}
-        types = self.uow.run(lambda tx: handles.of_providers(tx, names))
+        providers = {provider for mapping in candidates for provider in mapping.values()}
+        types = self.uow.run(lambda tx: handles.of_providers(tx, providers))
         unsuitable = {provider for provider in types if needs_live(types[provider])}
         suitable = [mapping for mapping in candidates if unsuitable.isdisjoint(mapping.values())]
         if candidates and not suitable:
@@ -219,6 +235,7 @@ class AllocationSteps:
         node, root = work.row["hostname"], self._find_root(work)
         if root is None:
             raise NotFound(f"Placement has no resource provider {node} for the host of the server")
+        # An accelerator, and a lease, leave no choice of the providers.
         if work.row["accelerator"] is not None:
             return [self._find_provider(work.row["accelerator"], root.uuid, node)]
         if work.row["context_epoch"] is not None:
@@ -314,7 +331,8 @@ def _own_allocation(
         return ConsumerAllocation(
             amounts={}, generation=None, project=work.row["project_id"], user=HOST_USER
         )
-    # Also after a request: the server may have been created since the first look.
+    # Before a request, any allocation is another consumer's. After one, only that of another user:
+    # a server may have been created with the uuid since the first look.
     if not intent.was_requested or allocation.user != HOST_USER:
         raise Conflict(
             f"uuid: {work.consumer} already is a consumer in Placement, such as a server: attach "

@@ -104,11 +104,13 @@ class Attachments:
         }
 
         def insert(tx: sa.Connection) -> Mapping[str, Any]:
+            """Check what the database knows and insert the attachment; return its new row."""
             selection = checks.check_selection(tx, attach.selector, server, owner, scope, now)
             if server is not None:
                 checks.check_selected(tx, attach.selector, server, attach.mode)
             checks.check_limit(tx, owner, self._conf.attachments.max_per_project)
             id_ = store.insert(tx, {**values, "context_epoch": selection.epoch})
+            # The hidden profile of an accelerator; others have a profile.
             if selection.groups is not None:
                 profile: device_profiles.NewProfileRow = {
                     "uuid": str(uuid4()),
@@ -156,7 +158,8 @@ class Attachments:
         found = checks.ask_first(self._require_nova().get_attachable, instance)
         server = core.check_server(found, instance, scope, mode)
         if mode is Mode.LIVE:
-            # By the names that are known before the devices: the step ``bind`` knows the host.
+            # By the names of the host in Nova: its agent may have another name, with which the step
+            # ``bind`` checks it again.
             names = {name for name in (server.host, server.node) if name is not None}
             self._uow.run(lambda tx: checks.check_live(tx, names))
         return server
@@ -175,7 +178,7 @@ class Attachments:
         self, selector: selectors.Selector, server: core.Server, scope: str | None
     ) -> None:
         """Raise NotFound, and Conflict if the selection is on another host than the server."""
-        host = server.host or server.node or ""
+        host = server.host or server.node or ""  # for the text of the error
         if selector.field == ACCELERATOR:
             row = self._uow.run(lambda tx: checks.find_accelerator(tx, selector.value, scope))
             if checks.is_on_other_host(self._placement, row["rp_uuid"], server):
@@ -237,10 +240,12 @@ class Attachments:
             locked = _lock(tx, selection)
             ids = [row["id"] for row in locked]
             if reboot:
-                store.request_reboot(tx, ids, now)
-            # The attachments of a host are never among those of an instance.
+                store.request_reboot(tx, ids, now)  # of those that are being detached already
+            # One for all: that of both modes of an instance is the same, and the attachments of a
+            # host are never among those of an instance.
             step = first_detach_step(Mode(locked[0]["mode"]))
-            # Those that are attached, then those whose attach is in progress: they keep their step.
+            # Those that are attached; then those whose attach is in progress, which keep their
+            # step, so that the runner undoes the attach from there.
             store.start_detach(tx, ids, now, step=step, reboot=reboot)
             store.start_detach(tx, ids, now, step=None, reboot=reboot)
             store.delete_failed(tx, ids)
@@ -255,16 +260,20 @@ class Attachments:
 
         As in Nova, a caller without ``scope`` may ignore the lock. With ``reboot`` a guest may have
         the devices, because the reboot removes them. Raise Unavailable if Nova does not show it.
+        ``rows`` are all of one server, or of one host.
         """
-        attached = [
+        # The undo of an attach in progress itself waits for the guest. One that is being detached
+        # is checked only if this call adds a reboot to its work.
+        to_check = [
             row
             for row in rows
             if row["state"] == AttachmentState.ATTACHED
             or (reboot and row["state"] == AttachmentState.DETACHING)
         ]
-        if not attached or (reboot and scope is None):
+        # With a reboot only the lock matters, and not to a caller without ``scope``.
+        if not to_check or (reboot and scope is None):
             return
-        uuid = attached[0]["instance_uuid"]
+        uuid = to_check[0]["instance_uuid"]
         if uuid is None:  # the host itself: what uses the devices there is not known here
             return
         # The actions are read before the server: an action that is not among them starts later.
@@ -275,14 +284,15 @@ class Attachments:
         if reboot or server is None or core.has_no_guest(server):
             return
         types = self._uow.run(
-            lambda tx: handles.of_attachments(tx, [row["id"] for row in attached])
+            lambda tx: handles.of_attachments(tx, [row["id"] for row in to_check])
         )
-        # A detach of what the definition of the guest keeps waits for more than a stop or a reboot.
+        # Mediated devices are not refused, their detach waits: neither the stop nor the reboot that
+        # the error advises would take them from the guest.
         if any(
             row["mode"] != Mode.LIVE
             and core.may_have_composed(actions, row["boot_marker"] or "")
             and not core.has_mediated_device(types.get(row["id"], ()))
-            for row in attached
+            for row in to_check
         ):
             raise WrongState(f"instance: {running_error(uuid)}", field="instance")
 

@@ -59,7 +59,7 @@ def is_on_other_host(placement: Placement, provider: str, server: Server) -> boo
     Return False if Placement does not answer, or does not have both providers yet. The step
     ``allocate`` checks this again in any case, since the server may move.
     """
-    assert server.node is not None
+    assert server.node is not None  # ``check_server`` refuses a server without a node
     placement = placement.with_timeout(TIMEOUT)
     try:
         node, device_provider = placement.find(server.node), placement.get(provider)
@@ -68,6 +68,7 @@ def is_on_other_host(placement: Placement, provider: str, server: Server) -> boo
         return False
     if node is None or device_provider is None or device_provider.root_uuid is None:
         return False
+    # A compute node whose root is not shown counts as a root itself.
     return device_provider.root_uuid != (node.root_uuid or node.uuid)
 
 
@@ -93,9 +94,10 @@ def check_limit(tx: sa.Connection, project: str, limit: int) -> None:
     """
     if limit < 0:
         return
-    # An attachment needs requests to Nova and Placement: one more statement does not matter.
+    # Also far below the limit: an attachment needs requests to Nova and Placement, and one more
+    # statement does not matter.
     lock_projects(tx, [project])
-    # Counted up to the limit only; in full for the error.
+    # Counted up to the limit only, which is cheap; in full for the error.
     if store.count(tx, project, limit) >= limit:
         used = store.count(tx, project)
         raise OverLimit(
@@ -112,9 +114,10 @@ def check_same(row: store.AttachmentRow, request: AttachRequest, scope: str | No
 
     Raise NotFound if the caller does not see the attachment.
     """
+    # The same error as for a server that the caller does not see.
     if scope is not None and row["project_id"] != scope:
         raise NotFound(f"instance_uuid: no server {request.instance}")
-    recorded = cast(Mapping[str, Any], row)
+    recorded = cast(Mapping[str, Any], row)  # the names of its columns are not known here
     names = [name for name, value in request.columns().items() if recorded[name] != value]
     if not names:
         return
@@ -123,7 +126,7 @@ def check_same(row: store.AttachmentRow, request: AttachRequest, scope: str | No
             f"uuid: attachment {row['uuid']} exists and differs in {', '.join(names)}",
             field="uuid",
         )
-    # Found by the server and what is attached.
+    # Without a uuid it was found by its target and what is attached, so that the mode differs.
     target = describe_target(row["instance_uuid"], row["hostname"])
     raise Conflict(
         f"{names[0]}: {target} already has attachment {row['uuid']} of the same "
@@ -201,7 +204,7 @@ def _select_accelerator(
 def _select_context(
     tx: sa.Connection, uuid: str, owner: str, scope: str | None, now: datetime, *, for_host: bool
 ) -> Selection:
-    """Return the selection of a device context that can be attached."""
+    """Return the selection of a device context. Raise NotFound, WrongState, Conflict."""
     context = find_context(tx, uuid, scope)
     state = context["state"]
     selectors.check_context(
@@ -266,6 +269,7 @@ def check_selected(tx: sa.Connection, selector: Selector, server: Server, mode: 
     if selector.field == ACCELERATOR:
         check_mode(handles.of_accelerator(tx, selector.value), mode, selector.describe())
         return
+    # For a context this is the name of its hidden profile.
     profile = device_profiles.by_name(tx, selector.key)
     # ``check_selection`` has found the profile. If it was deleted since then, the step ``bind``
     # fails with NotFound.
@@ -274,6 +278,7 @@ def check_selected(tx: sa.Connection, selector: Selector, server: Server, mode: 
     classes = {name for group in parse_groups(profile["groups"]) for name in group.resources}
     hosts = {name for name in (server.host, server.node) if name is not None}
     types_by_class = handles.of_hosts(tx, hosts, classes)
+    # A class with one suitable handle may do: Placement decides whether that is free.
     for types in types_by_class.values():
         if all(needs_live({type_}) for type_ in types):
             check_mode(types, mode, selector.describe())

@@ -37,7 +37,7 @@ class GuestDeliveries:
     metrics: MetricRecorder
 
     def record(self, host: str, epoch: str, devices: Any) -> None:
-        """Record a report; see ``rpc.contract``. Ignore ARQs whose devices it is not to attach.
+        """Record a report; see ``rpc.contract``. Ignore ARQs that the agent does not attach.
 
         Raise Invalid, and Stale if the epoch is unknown.
         """
@@ -45,6 +45,7 @@ class GuestDeliveries:
         deliveries = load_deliveries(devices)
 
         def write(tx: sa.Connection) -> tuple[Rows, Rows]:
+            """Return the ARQs whose guests have the device, and those that newly lack it."""
             if not handles.is_current_agent(tx, host, epoch):
                 raise make_stale_error(host, epoch)
             expected = {row["uuid"] for row in handles.of_host(tx, host)}
@@ -89,7 +90,8 @@ class GuestDeliveries:
     ) -> Rows:
         """Record the errors; return the ARQs that had none before, of which listeners learn."""
         all_new: Rows = []
-        # Few texts: a host has one reason for all its guests, or one guest has a reason.
+        # One UPDATE for each text, and these are few: a host has one reason for all its guests, or
+        # one guest has a reason.
         texts = {deliveries[row["uuid"]].error for row in rows}
         for text in sorted(filter(None, texts)):
             failed = [row for row in rows if deliveries[row["uuid"]].error == text]

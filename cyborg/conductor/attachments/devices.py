@@ -47,6 +47,8 @@ MAX_PORT_COUNTS = 3  # attempts to bind that wait for a count of ports, POLL_DEL
 class AttachedDevices:
     """The steps of attachments that create, bind, unbind and delete ARQs.
 
+    A step returns None if it is complete, or the wait after which it is repeated.
+
     ``wake_jobs`` and ``wake_outbox`` are called after a commit that adds work for them. Without
     ``limit_source``, projects have no limits of units. Without ``ports``, the ports of guests are
     not counted before a bind.
@@ -64,8 +66,8 @@ class AttachedDevices:
         """Create the ARQs, hidden from Nova, and bind them: all in one transaction.
 
         A device context gets new ARQs, and its state changes with theirs. The ARQs of a context
-        with a lease keep their handles, whose units were counted when the lease began. Return the
-        wait of ``await_cleaning``, or for the count of the ports.
+        with a lease keep their handles, whose units were counted when the lease began. Wait for the
+        count of the ports, and as ``await_cleaning`` does.
 
         Raise NotFound, WrongState, OverLimit, Conflict, Unavailable. If concurrent binds take the
         handles or the slots of the server at each attempt, raise Conflict for a lease, else
@@ -88,9 +90,10 @@ class AttachedDevices:
     def _check_ports(self, work: LeasedAttachment) -> Wait | None:
         """Raise WrongState if a running guest has too few free PCIe ports for its new devices.
 
-        Only handles that the agent attaches certainly need one. Return a wait while the agent has
-        not answered; after MAX_PORT_COUNTS attempts the bind goes on without its answer. The
-        attempts are those of the step: a conductor that takes over goes on with the count.
+        Only handles of the type VFIO are counted: another device may be one of conventional PCI,
+        which needs no such port. Return a wait while the agent has not answered; after
+        MAX_PORT_COUNTS attempts the bind goes on without its answer. The attempts are those of the
+        step: a conductor that takes over goes on with the count.
         """
         if work.mode is not Mode.LIVE or self.ports is None:
             return None
@@ -120,7 +123,9 @@ class AttachedDevices:
             if self.run_bind(work, partial(self._bind, work=work, limits=limits)):
                 return
         except db_exc.DBReferenceError as exc:
+            # The profile was deleted after its read: the INSERT of the ARQs has failed.
             raise NotFound(f"{work.selected} does not exist any more") from exc
+        # The ARQs of a lease keep their handles: only the slots of the server were taken.
         if work.row["context_epoch"] is not None:
             raise Conflict(
                 f"other accelerator requests were bound to {work.target} "
@@ -175,6 +180,7 @@ class AttachedDevices:
             )
             for row in rows
         ]
+        # ``append``: the instance may have other ARQs, such as those with which it was built.
         return self.arqs.bind_locked(
             tx, requests, scope=None, context=context, wait=wait, append=True, subject=work.consumer
         )
@@ -230,6 +236,7 @@ class AttachedDevices:
     def clean(self, work: LeasedAttachment) -> Wait | None:
         """Wait until the host has cleaned the devices, or until the release timeout."""
         for row in self.uow.run(lambda tx: _lock_released(tx, work)):
+            # Its job cleans the former handle; after the timeout the state is UnbindFailed.
             if row["state"] == ArqState.UNBOUND and row["job_id"] is not None:
                 return Wait(POLL_DELAY)
         # The ARQs may be deleted, or used again, while the host still cleans their former handles.
@@ -282,8 +289,8 @@ class AttachedDevices:
         """Insert the ARQs of an attachment and bind them to the planned providers."""
         attachment, intent = work.row, work.intent
         name, project = attachment["device_profile_name"], attachment["project_id"]
+        id_, epoch = attachment["id"], attachment["context_epoch"]
         try:
-            id_, epoch = attachment["id"], attachment["context_epoch"]
             rows = self.arqs.insert_arqs(
                 tx, name, project, limits=limits, scope=project, attachment_id=id_, epoch=epoch
             )
@@ -299,7 +306,8 @@ class AttachedDevices:
                 "resource_provider of both hosts"
             )
         if work.mode is Mode.LIVE:
-            # The host of the devices is certain only now: the request knew the names of Nova alone.
+            # Checked again: at the request only the names of the host in Nova were known, and the
+            # agent may have another one.
             check_live(tx, [host])
         context = replace(
             self.make_context(project), limits=limits, handle=attachment["accelerator"], epoch=epoch
@@ -312,7 +320,10 @@ class AttachedDevices:
     def _check_profile(
         self, tx: sa.Connection, work: LeasedAttachment, providers: Sequence[str], added: object
     ) -> None:
-        """Raise Conflict if a profile of the same name has other resources than before."""
+        """Raise Conflict if the profile has other resources than when the step ``allocate`` ran.
+
+        It may have been deleted, and created again with the same name. The caller has found it.
+        """
         name = work.row["device_profile_name"]
         profile = cast(device_profiles.ProfileRow, device_profiles.by_name(tx, name))
         groups = [parse_group(group, "group") for group in profile["groups"]]

@@ -62,7 +62,8 @@ _Outcomes = Sequence[_Outcome]
 class Guests:
     """The steps of attachments that read or reboot servers of Nova, or change running guests.
 
-    ``wake_jobs`` is called after a commit that adds a job.
+    A step returns None if it is complete, or the wait after which it is repeated. ``wake_jobs`` is
+    called after a commit that adds a job.
     """
 
     conf: cfg.ConfigOpts
@@ -75,7 +76,8 @@ class Guests:
     def expose(self, work: LeasedAttachment) -> Wait | None:
         """Show the ARQs to Nova, if the server can still get them. Raise NotFound, WrongState.
 
-        Raise Conflict if the devices could not be detached, in an attach of an earlier release.
+        Raise Conflict for handles that could not be detached again: only an attach that an earlier
+        release of Cyborg began can have them.
         """
 
         def unhide(tx: sa.Connection) -> None:
@@ -86,6 +88,7 @@ class Guests:
                 raise WrongState("an accelerator request of the attachment is no longer bound")
             store.set_hidden(tx, work.row["id"], hidden=False)
 
+        # Read before Nova can find the ARQs: a start that gives them to the guest comes after it.
         marker = self.read_marker(work)
         if isinstance(marker, Wait):
             return marker
@@ -140,6 +143,7 @@ class Guests:
         if wait is None and (user is None or core.is_missing(actions, marker)):
             # Nova's actions cannot prove the end of this reboot: a second one is worse than none.
             return work.complete_step()
+        # A reboot that was requested now is looked for when the step is repeated.
         return wait or Wait(_backoff(work), _describe_failure(uuid, outcomes))
 
     def hide(self, work: LeasedAttachment) -> None:
@@ -186,7 +190,8 @@ class Guests:
         if server is None or core.has_no_guest(server, keeps_devices=keeps_devices):
             return work.complete_step()
         # A stopped server has a definition: if it keeps the devices, the proofs below decide.
-        if not (core.is_idle_or_stopped if keeps_devices else core.is_idle)(server):
+        has_proofs = core.is_idle_or_stopped if keeps_devices else core.is_idle
+        if not has_proofs(server):
             return _wait_for_task(work, server)
         if not may_have_devices(actions):
             return work.complete_step()
@@ -196,11 +201,11 @@ class Guests:
         outcomes = self._read_outcomes(uuid, renewing)
         if any(core.has_renewed(*outcome) for outcome in outcomes):
             return work.complete_step()
-        # It runs with them: a reboot by this service, or an operator, must start it anew.
+        # It may run with them. If this is the undo of a failed attach, they stay with the guest.
         if work.row["failure"] is not None:
             _mark_attached(work)
             return None
-        # The guest has the devices: an operator must stop it, or a reboot takes them.
+        # Otherwise it must lose them: no reboot takes these, an operator has to rebuild the server.
         if keeps_devices:
             return _wait_for_operator(work, core.kept_error(uuid))
         if not work.row["reboot"]:
@@ -312,14 +317,14 @@ class Guests:
         if not self._enqueue(work, JobKind.UNPLUG, deadline=None, guest_expected=expected):
             # Its ARQs were deleted, as Nova does after it has ended the guest.
             return work.complete_step()
-        return Wait(POLL_DELAY if job is None else RETRY_DELAY, job and job["error"])
+        return Wait(POLL_DELAY) if job is None else Wait(RETRY_DELAY, job["error"])
 
     def _request_reboot(
         self, work: LeasedAttachment, server: Server, outcomes: _Outcomes
     ) -> Wait | None:
-        """Request a hard reboot; return None, or the wait if there can be no reboot now.
+        """Request a hard reboot and return None; return the wait if it cannot be requested now.
 
-        ``outcomes`` has the reboots requested before, the newest first.
+        ``outcomes`` has the actions that may have started the guest anew, the newest first.
         """
         if server.locked:
             return _wait_for_operator(work, core.locked_error(server.uuid))
@@ -353,7 +358,7 @@ class Guests:
 
     def _wait_for_unplug(self, work: LeasedAttachment, job: jobs.JobRow) -> Wait | None:
         """Wait for an open job; replace it if it expects a guest that has stopped since."""
-        if job["error"] is None:
+        if job["error"] is None:  # no attempt of the agent has failed
             return Wait(POLL_DELAY)
         if job["arguments"].get("guest_expected") and not self.expects_guest(work):
 

@@ -139,15 +139,16 @@ class LeasedAttachment:
     ) -> T | None:
         """Record that a step is complete, and the next step; run ``work`` as ``commit`` does.
 
-        After the last step of the attach, the attachment is attached. Raise LeaseLost.
+        ``values`` are more columns to write. After the last step of the attach, the attachment is
+        attached. Raise LeaseLost.
         """
         following = core.next_step(self.step, self.mode, reboot=self.row["reboot"])
         # The error of a retry is over; an undo still shows its reason.
         error = self.row["failure"]
-        result: dict[str, Any] = {"step": following, "error": error, "attempts": 0}
+        columns: dict[str, Any] = {"step": following, "error": error, "attempts": 0}
         if following is None:
-            result["state"] = AttachmentState.ATTACHED
-        return self.commit({**result, **values}, work)
+            columns["state"] = AttachmentState.ATTACHED
+        return self.commit({**columns, **values}, work)
 
     def finish(self, work: Callable[[sa.Connection], object], **values: Any) -> None:
         """Run ``work``; then delete the attachment, or keep it in error if its attach failed.
@@ -155,7 +156,7 @@ class LeasedAttachment:
         ``values`` are columns of an attachment in error. Raise LeaseLost.
         """
         is_deleted = self.row["failure"] is None
-        failed = {
+        columns_in_error = {
             "state": AttachmentState.ERROR,
             "request_key": None,  # a failed attachment does not prevent the next one
             "error": self.row["failure"],
@@ -169,7 +170,7 @@ class LeasedAttachment:
             if is_deleted:
                 store.delete(tx, self.row["id"], self.lease.owner)
 
-        self.commit({"step": None, **({} if is_deleted else failed)}, end)
+        self.commit({"step": None, **({} if is_deleted else columns_in_error)}, end)
 
     def release(self, next_try_at: datetime, **values: Any) -> None:
         """End the lease; the work continues at ``next_try_at``, or now if it was cancelled."""

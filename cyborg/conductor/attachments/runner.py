@@ -183,14 +183,16 @@ class AttachmentRunner:
             # While a service is away an undo would fail too: repeat the step until the deadline.
             # The same after an error of ours.
             if is_attach and is_expected(exc) and not isinstance(exc, Unavailable):
+                # Without the intent, the undo removes nothing from the new allocation of Nova. The
+                # allocation for a host is the attachment's own, and is removed.
                 is_lost = isinstance(exc, AllocationLost) and work.mode is not Mode.HOST
-                # The undo removes nothing from Nova's new allocation.
-                self._undo(work, error or step, {"intent": None} if is_lost else {})
+                self._undo(work, error or step, values={"intent": None} if is_lost else {})
                 return None
             wait = Wait(work.backoff(1.0, MAX_DELAY), error)
         if wait is not None and is_attach and self._now() >= work.row["deadline"]:
             seconds = self._conf.conductor.attachment_timeout
-            self._undo(work, f"not complete after {seconds:g} seconds: {wait.reason or step}", {})
+            error = f"not complete after {seconds:g} seconds: {wait.reason or step}"
+            self._undo(work, error, values={})
             return None
         return wait
 
@@ -230,8 +232,9 @@ class AttachmentRunner:
             values |= {"failure": failure, "error": failure}
         work.commit(values)
 
-    def _undo(self, work: LeasedAttachment, error: str, values: Mapping[str, Any]) -> None:
+    def _undo(self, work: LeasedAttachment, error: str, *, values: Mapping[str, Any]) -> None:
         """Begin to undo a failed attach; ``values`` are more columns to write."""
+        # A successor is tried again and again: a repeated error is no news.
         if error == self._failures.get(work.row["uuid"]):
             LOG.debug("Attach failed again and is undone: %s", error)
         else:

@@ -99,9 +99,11 @@ class Successors(AllocationSteps):
             )
 
     def _bind(self, tx: sa.Connection, work: LeasedAttachment, wait: bool) -> BindResult:
+        """Insert the hidden ARQs and bind them to the chosen providers."""
         row, intent = work.row, work.intent
         old, context = self._lock_old(tx, work), self._devices.make_context(row["project_id"])
         groups = _groups_of(old)
+        # Compared first: ``required_amounts`` needs a provider for each group.
         same_count = len(groups) == len(intent.providers)
         if not same_count or required_amounts([*groups.values()], intent.providers) != intent.added:
             raise Conflict("the device context has changed since its successor was chosen")
@@ -115,6 +117,7 @@ class Successors(AllocationSteps):
     def exchange(self, work: LeasedAttachment) -> Wait | None:
         """Exchange the handles: show the new ones to Nova, and detach the old ones.
 
+        Return the wait before the exchange can begin, None after it: the state is Detaching then.
         Raise NotFound, WrongState, Conflict.
         """
         old, new = self.uow.run(lambda tx: self._lock_both(tx, work))
@@ -142,7 +145,11 @@ class Successors(AllocationSteps):
         return None
 
     def _exchange(self, tx: sa.Connection, work: LeasedAttachment, removed: object) -> None:
-        """Give the ARQs of the context the handles of the successor, which gets the old ones."""
+        """Give the ARQs of the context the handles of the successor, which gets the old ones.
+
+        ``removed`` has the recorded amounts of the old handles. Raise NotFound, WrongState,
+        Conflict.
+        """
         old, new = self._lock_both(tx, work)
         if any(row["state"] != ArqState.BOUND or row["job_id"] for row in (*old, *new)):
             raise WrongState("an accelerator request of the successor is no longer bound")
@@ -160,6 +167,7 @@ class Successors(AllocationSteps):
         if not store.exchange_handles(tx, new_by_old):
             raise Conflict("a handle of the successor was released concurrently")
         now = self._devices.make_context(work.row["project_id"]).now
+        # Of both: each ARQ owns another handle now.
         custody.record_assigned(tx, [*old, *new], now)
 
     def _lock_both(

@@ -114,7 +114,9 @@ class Arqs:
             limit_source,
             self._now,
             metrics or MetricRecorder(),
-            CleaningWaits(uow, self._now, self._stopping.wait, make_slots(call_threads)),
+            CleaningWaits(
+                uow, self._now, pause=self._stopping.wait, slots=make_slots(call_threads)
+            ),
         )
 
     def stop(self) -> None:
@@ -128,9 +130,9 @@ class Arqs:
 
         Of the hidden profile of a device context, replace the ARQs of the context by new ones.
         ``context_scope`` is the only project whose contexts the caller may use, None for all
-        projects; the units of such a caller are limited at the bind only. Raise NotFound if the
-        profile does not exist or is deleted concurrently, WrongState if the context is in use or in
-        error, and OverLimit if the project has too many ARQs or units.
+        projects: then the units are limited at the bind only. Raise NotFound if the profile does
+        not exist or is deleted concurrently, WrongState if the context is in use or in error, and
+        OverLimit if the project has too many ARQs or units.
         """
         name = device_profile_name
         if not isinstance(name, str):
@@ -140,12 +142,13 @@ class Arqs:
             raise _profile_not_found(ascii(name))
         project_id = check_optional_text("project_id", project_id)
         scope = check_optional_text("context_scope", context_scope)
+        # A caller of all projects, such as an administrator who evacuates a host, creates ARQs of
+        # any project: its units are compared at the bind, when it is known.
+        limit_source = None if scope is None else self._limit_source
         try:
-            # A caller of all projects, such as an administrator who evacuates a host, creates ARQs
-            # of any project: its units are compared at the bind, when it is known.
             rows = project_limits.run_with_limits(
                 self._uow,
-                None if scope is None else self._limit_source,
+                limit_source,
                 [project_id],
                 lambda limits: self._uow.run_once(
                     lambda tx: self.insert_arqs(tx, name, project_id, limits=limits, scope=scope),
@@ -173,6 +176,7 @@ class Arqs:
         scope = check_optional_text("project_scope", project_scope)
         bind_requests = _load_requests(BindRequest, requests)
         project = check_optional_text("instance_project", instance_project)
+        # All requests have the same instance and host: ``_load_requests`` has checked this.
         instance = bind_requests[0].instance_uuid
         assert instance is not None  # ``BindRequest`` parses it as a uuid
         uuids = [item.request for item in bind_requests]
@@ -234,6 +238,7 @@ class Arqs:
             missing = sorted(set(requested) - deletion.existing)
             return arqs_not_found(missing) if missing else None
 
+        # The deletion of the existing ARQs commits, with the error as the recorded answer.
         deletion = self._uow.run_once(work, missing_error)
         self.finish_release(deletion.result, deleted=True)
         if (error := missing_error(deletion)) is not None:
@@ -256,7 +261,7 @@ class Arqs:
         of the context. Raise NotFound, OverLimit, WrongState.
         """
         profile = self._find_profile(tx, name, project_id)
-        # The hidden profile of another attachment.
+        # Not the hidden profile of another attachment.
         if profile["attachment_id"] not in (None, attachment_id):
             raise _profile_not_found(name)
         if (context_id := profile["context_id"]) is None:
@@ -291,7 +296,10 @@ class Arqs:
         limits: project_limits.ProjectLimits | None,
         attachment_id: int | None = None,
     ) -> list[store.NewArqRow]:
-        """Insert the ARQs of a profile. Raise OverLimit, ProjectsMissing."""
+        """Insert the ARQs of a profile. Raise OverLimit, ProjectsMissing.
+
+        ``profile`` is that of ``_find_profile``: its column ``used`` counts the project's ARQs.
+        """
         groups = parse_groups(profile["groups"])
         rows = build_arqs(profile["id"], name, groups, project_id, self._now())
         if project_id is not None:
@@ -427,6 +435,7 @@ class Arqs:
         result = release.release(tx, rows, keep=keep, now=now, timeout=timeout, whole_sets=True)
         self._event_recorder.record_released(tx, rows, keep=keep, failed=result.failed_arqs)
         follow_arqs(tx, rows, self._event_recorder, now)
+        # Other ARQs, whose bind waited for the same job, are BindFailed now.
         failure = release.make_cancelled(now)
         follow_arqs(tx, result.failed_arqs, self._event_recorder, now, failure)
         return result

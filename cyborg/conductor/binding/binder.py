@@ -258,11 +258,12 @@ class Binder:
                 if not orphans_checked:
                     orphans_checked = True
                     if self._release_orphans(exc):
+                        # Handles may be free now: begin as at the first attempt.
                         reasons.clear()
                         continue
                 if not isinstance(exc, BeingCleaned) or not cleaning_wait.run(exc):
                     return exc
-                # Each round has its own attempts, all of which wait for locks.
+                # After a wait the attempts are counted anew. One reason stays: they wait for locks.
                 del reasons[1:]
 
     def _call(

@@ -152,9 +152,10 @@ def bind(
     if not todo:
         return BindResult()  # a repeated call
     has_lease = any(is_leased(row) for row in todo)
-    # The states of leased ARQs are those of their context, which ``lock_contexts`` compares.
-    for row in () if has_lease else todo:
-        _check_state(tx, row)
+    # With a lease the state of the context decides, which ``_consume_lease`` compares.
+    if not has_lease:
+        for row in todo:
+            _check_state(tx, row)
     # The same for each row: the query asks it of the instance.
     has_other_arqs = rows[0]["other_arqs"]
     if has_other_arqs and not append:
@@ -194,7 +195,9 @@ def _claim(call: _Call, *, wait: bool, subject: str) -> BindResult:
         subject=subject,
         wait=wait,
     )
-    return BindResult(updated, bool(plan.to_prepare), len(plan.sets))
+    return BindResult(
+        arqs=updated, host_work_pending=bool(plan.to_prepare), providers=len(plan.sets)
+    )
 
 
 def _updated_rows(call: _Call, state: ArqState) -> list[store.ArqToBindRow]:
@@ -225,6 +228,7 @@ def _consume_lease(call: _Call) -> BindResult:
     if instance is None:
         raise WrongState("a device context with a lease can only be bound to an instance")
     _check_target(rows, call.requests)
+    # One, since ``_check_target`` requires it; and the owner of the instance is verified.
     (device_context,) = lock_contexts(tx, rows, call.user).values()
     _check_allocated(rows, instance, context.allocated)
     pending = any(row["state"] == ArqState.BIND_STARTED for row in rows)
@@ -255,7 +259,10 @@ def _consume_lease(call: _Call) -> BindResult:
 def _is_bound_as_requested(
     row: store.ArqToBindRow, bind_request: BindRequest, context: BindContext
 ) -> bool:
-    """Return whether an earlier, equal request has bound, or is binding, the ARQ."""
+    """Return whether an earlier, equal request has bound, or is binding, the ARQ.
+
+    The project of the request, if it has one, must be that of the instance or of the ARQ.
+    """
     return (
         row["state"] in (ArqState.BOUND, ArqState.BIND_STARTED)
         and row["hostname"] == bind_request.hostname
@@ -381,7 +388,9 @@ def reserve(
         subject=device_context["uuid"],
         wait=wait,
     )
-    return BindResult(updated, bool(plan.to_prepare), len(plan.sets))
+    return BindResult(
+        arqs=updated, host_work_pending=bool(plan.to_prepare), providers=len(plan.sets)
+    )
 
 
 def _check_target(

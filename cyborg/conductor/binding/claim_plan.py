@@ -138,12 +138,12 @@ def make_plan(
     members = device_sets.member_devices(tx, set_ids) if set_ids else {}
     abilities: dict[str, frozenset[str]] = {}
     for index, row in enumerate(deployables):
-        of_set = members.get(row["deployable_id"], ())
+        members_of_set = members.get(row["deployable_id"], ())  # none of another deployable
         abilities[row["provider"]] = frozenset(row["abilities"]).union(
-            *(member.abilities for member in of_set)
+            *(member.abilities for member in members_of_set)
         )
         if row["set_size"] is not None:
-            deployables[index] = {**row, "cordoned_since": _find_cordon(row, of_set)}
+            deployables[index] = {**row, "cordoned_since": _find_cordon(row, members_of_set)}
     return ClaimPlan(demands, deployables, abilities)
 
 
@@ -260,8 +260,9 @@ def _enqueue_prepare_job(
     """Enqueue the job that prepares the devices. Raise NoHandle if the agent is marked down."""
     to_prepare = plan.to_prepare
     demands = [demand for demand in plan.demands if demand.provider in to_prepare]
-    host = demands[0].host
-    # The job would wait until its deadline, and Nova with it, which may choose another host.
+    host = demands[0].host  # all ARQs of a call are bound on one host
+    # Without its agent the job would wait until its deadline, and Nova with it. After this error
+    # Nova can choose another host.
     if not agents.has_agent(tx, host):
         reason = f"the agent of host {host} is down and its devices must be prepared"
         failure = Failure(Predicate.HOST_DOWN, reason)

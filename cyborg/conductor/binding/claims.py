@@ -180,6 +180,7 @@ def check_available(tx: sa.Connection, demands: Sequence[Demand]) -> None:
     failures = find_claim_failures(demands, states)
     if not failures:
         raise Retry("an unavailable host or provider is available again")
+    # No handle was examined: the first failure is the only reason of an ARQ.
     reasons: dict[str, list[dict[str, object]]] = {arq_uuid: [] for arq_uuid in failures}
     raise put_first(reasons, failures, demands, _count_handles(states))
 
@@ -240,7 +241,9 @@ def _explain_no_handle(
     error = _list_rejections(demands, candidates, handle)
     if not isinstance(error, NoHandle):
         return error
+    # An explanation is about all handles of a provider: not for a claim of one of them.
     if handle is None:
+        # The honoured providers as if they were not cordoned.
         states = [
             replace(state, facts=replace(state.facts, status=ENABLED, cordoned=False))
             if state.uuid in honoured

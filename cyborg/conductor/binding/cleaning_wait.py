@@ -70,9 +70,9 @@ class CleaningWait:
         """Wait until a handle of ``cause`` is not being cleaned; return whether to bind again.
 
         Return True at the end of the time, too, for a last attempt, and False if no time was left
-        at the start or too many other binds wait. A call without a deadline does not wait. Call
-        this outside a transaction. Raise Unavailable, also if the service stops: the caller then
-        repeats the bind at another conductor.
+        at the start or too many other binds wait. A call without a deadline does not wait: nothing
+        says how long its caller does. Call this outside a transaction. Raise Unavailable, also if
+        the service stops: the caller then repeats the bind at another conductor.
         """
         if deadline.seconds_left() == float("inf") or not self._take_slot(cause):
             return False

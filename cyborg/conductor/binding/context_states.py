@@ -92,15 +92,15 @@ def lock_contexts(
     otherwise Conflict: it has no allocation. Raise Conflict also if ARQs of a context are missing
     in the call or the instance belongs to another project.
     """
-    counts = _count_by_context(rows)
-    if not counts:
+    counts_in_call = _count_by_context(rows)
+    if not counts_in_call:
         return {}
-    for context_id, count in store.count_arqs(tx, counts).items():
-        if counts[context_id] != count:
+    for context_id, count in store.count_arqs(tx, counts_in_call).items():
+        if counts_in_call[context_id] != count:
             uuid = ", ".join(row["uuid"] for row in store.lock(tx, [context_id]))
             raise Conflict(
                 f"device context {uuid} has {count} ARQs and the call has "
-                f"{counts[context_id]} of them: bind all in one call"
+                f"{counts_in_call[context_id]} of them: bind all in one call"
             )
     instance, projects = user.instance, user.projects
     if not user.owner_verified and user.owner_error is None:
@@ -116,7 +116,7 @@ def lock_contexts(
             "a device context can only be bound to an instance of its project: retry, or give the "
             "project_id"
         )
-    contexts = {context["id"]: context for context in store.lock(tx, counts)}
+    contexts = {context["id"]: context for context in store.lock(tx, counts_in_call)}
     for row in rows:
         if row["context_id"] is None:
             continue
@@ -164,6 +164,7 @@ def follow_arqs(
     unchanged: list[int] = []
     for context in contexts:
         state = states[context["id"]]
+        # A context that has the state already is in none of those that lead to it.
         if context["state"] in CONTEXT_LIFE_CYCLE.to(state).sources:
             lease_ends = context["state"] in LEASED and state not in LEASED
             changes[_StateChange(state, lease_ends)].append(context)
@@ -188,7 +189,8 @@ def _derive_states(tx: sa.Connection, ids: Collection[int]) -> dict[int, Context
     facts: dict[int, list[ArqFacts]] = {id_: [] for id_ in ids}
     for row in store.arq_states(tx, ids):
         has_user = row["instance_uuid"] is not None or is_for_host(row["group"])
-        arq = ArqFacts(row["state"], row["job_id"] is not None, has_user)
+        waits = row["job_id"] is not None
+        arq = ArqFacts(row["state"], waits_for_job=waits, has_user=has_user)
         facts[row["context_id"]].append(arq)
     return {id_: derive_state(arqs) for id_, arqs in facts.items()}
 

@@ -61,7 +61,10 @@ def build_arqs(
 def copy_arq(
     row: store.ArqRow, project_id: str | None, now: datetime, context_id: int | None = None
 ) -> store.NewArqRow:
-    """Return a new ARQ for the same unit of the same group as an ARQ of a device context."""
+    """Return a new ARQ for the same unit of the same group as an ARQ of a device context.
+
+    ``context_id`` is the row id of the context that gets it, None for the ARQ of a successor.
+    """
     return {
         "uuid": str(uuid4()),
         "state": str(ArqState.INITIAL),
@@ -102,7 +105,9 @@ def renew_context_arqs(
     context = next(iter(locked), None)
     if context is None or scope not in (None, context["project_id"]):
         return None
-    if context["state"] in LEASED and (attachment_id is None or epoch is not None):
+    # An attachment without an epoch was requested before the lease: it has no part in the lease.
+    may_use_lease = attachment_id is None or epoch is not None
+    if context["state"] in LEASED and may_use_lease:
         renamed = _rename_leased(tx, context, old, now, recorder, epoch)
         if attachment_id is not None:
             _attach_leased(tx, context, attachment_id, [row["id"] for row in old])
@@ -120,6 +125,7 @@ def renew_context_arqs(
     store.insert_all(tx, rows, attachment_id)
     recorder.record_deleted(tx, old)
     recorder.record_created(tx, rows)
+    # A context in Cleaning is Unbound now: its new ARQs wait for no cleaning.
     follow_arqs(tx, old, recorder, now)
     if (expires_at := expiry(now, recorder.conf.device_contexts.unbound_ttl)) is not None:
         contexts.postpone_expiry(tx, [context_id], expires_at)
@@ -200,7 +206,7 @@ def to_response(row: store.NewArqRow) -> dict[str, Any]:
 
     The ARQ of a context with a lease has a host and a provider; its handle is not shown here.
     """
-    values: Any = row
+    values: Any = row  # an ARQ of a lease has more columns than a new one
     updated_at = values.get("updated_at")
     return {name: values[name] for name in _SHOWN} | {
         "hostname": values.get("hostname"),

@@ -99,13 +99,18 @@ def release(
     dirty, stale = _release_handles(tx, owners, now, whole_sets=whole_sets)
     cleaning = enqueue_cleaning(tx, dirty, now=now, timeout=timeout, cancelled_jobs=cancelled.uuids)
     _restore_others(tx, cancelled.bound, dirty, now)
-    _end_arqs(tx, rows, {row["owner_id"]: cleaning[row["id"]] for row in dirty}, keep=keep)
+    job_by_arq = {row["owner_id"]: cleaning[row["id"]] for row in dirty}
+    _end_arqs(tx, rows, job_by_arq, keep=keep)
     instances = defaultdict[str, list[str]](list)
     for row in rows:
         instances[row["instance_uuid"] or ""].append(row["uuid"])
-    num_jobs = len(set(cleaning.values()))
-    stale += cancelled.stale
-    return ReleaseResult(len(rows), num_jobs, cancelled.failed, instances, stale)
+    return ReleaseResult(
+        count=len(rows),
+        jobs_created=len(set(cleaning.values())),
+        failed_arqs=cancelled.failed,
+        instances=instances,
+        providers=stale + cancelled.stale,
+    )
 
 
 class _CancelledJobs(NamedTuple):
@@ -130,7 +135,7 @@ def _cancel_jobs(
     """
     ids = sorted({row["job_id"] for row in owning if row["job_id"] is not None})
     if not ids:
-        return _CancelledJobs((), (), ())
+        return _CancelledJobs(uuids=(), failed=(), bound=())
     # One prepare job serves all ARQs of a bind: cancelling it for one ARQ fails the others.
     # They are locked before the job, as everywhere.
     others = [row for row in store.lock_of_jobs(tx, ids) if row["id"] not in released]
@@ -140,8 +145,9 @@ def _cancel_jobs(
     restores = set(jobs.failing_restores(tx, ids))
     jobs.end(tx, ids, JobState.CANCELLED, "its ARQs were unbound or deleted")
     stale = 0
-    if uncordoned := [row for row in owning if row["job_id"] in restores]:
-        stale = providers.mark_stale_existing(tx, store.providers_of(uncordoned), now)
+    # A failing restore closes its device: without the job, the providers are offered again.
+    if reopened := [row for row in owning if row["job_id"] in restores]:
+        stale = providers.mark_stale_existing(tx, store.providers_of(reopened), now)
     # Either all ARQs of an instance are bound, or none.
     store.fail_bind(tx, [row["id"] for row in failed])
     return _CancelledJobs(uuids, failed, bound, stale)
@@ -200,7 +206,7 @@ def _release_handles(
 ) -> tuple[list[handle_claims.ReleasedHandleRow], int]:
     """Release the handles of ARQs; return the dirty ones, and how many providers to publish.
 
-    These are device sets, and devices whose sets are planned again.
+    The providers to publish are device sets, and those of devices whose sets are planned again.
     """
     rows = handle_claims.release(tx, owners, now) if owners else []
     sets = {row["set_id"] for row in rows if row["set_id"] is not None}
@@ -234,9 +240,9 @@ def enqueue_cleaning(
     """Enqueue release jobs that clean these dirty handles.
 
     Return, by the row id of each handle, the row id of its job. The deadline of the jobs is in
-    ``timeout`` seconds; after the deadline they are still retried. ``repeated`` is True if earlier
-    jobs have ended without cleaning the handles: unbound ARQs that waited for an earlier job then
-    wait for the new job.
+    ``timeout`` seconds; after the deadline they are still retried. ``cancelled_jobs`` are the uuids
+    of jobs that must no longer start. ``repeated`` is True if earlier jobs have ended without
+    cleaning the handles: unbound ARQs that waited for an earlier job then wait for the new job.
     """
     # Sorted for the batches: a job is one call to one agent.
     by_host = sorted(handles, key=lambda row: (row["host"], row["set_id"] or 0, row["id"]))
@@ -302,6 +308,7 @@ def _restore_others(
         job = jobs.get_by_id(tx, job_id)
         if job is None:
             continue
+        # An item without a handle is the work of the set.
         items = tuple(
             item
             for item in map(WorkItem.from_dict, job["arguments"]["items"])

@@ -6,6 +6,7 @@ A context is created with its hidden device profile and its ARQs. Nova binds and
 ARQs before contexts.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -148,7 +149,8 @@ class DeviceContexts:
             # An unknown class or trait: Placement learns of it with the first device that has it.
             return {"candidates": [], "reason": exc.message}
         mappings = core.parse_candidates(answer, len(groups))
-        providers = {uuid for mapping in mappings for uuids in mapping.values() for uuid in uuids}
+        provider_lists = [uuids for mapping in mappings for uuids in mapping.values()]
+        providers = set(itertools.chain.from_iterable(provider_lists))
         hosts = self._uow.run(lambda tx: store.hosts(tx, providers))
         return {
             "candidates": [
@@ -204,6 +206,7 @@ class DeviceContexts:
             units = Counter(row["resource_class"] for row in rows)
             project_limits.check_create(tx, project, units, limits)
         arqs.insert_all(tx, rows)
+        # The row as the database has it, without a query.
         created: Any = {**row, **dict.fromkeys(_UNSET), "epoch": 0}
         self._recorder.record_created(tx, rows)
         record_contexts(tx, [created], self._recorder, Event.CONTEXT_CREATED)
@@ -216,6 +219,7 @@ class DeviceContexts:
 
         Raise NotFound, Invalid, and Conflict if a group has an unknown attach target.
         """
+        # A request has either groups or the name of a profile.
         if request.groups is not None:
             return None, request.groups
         profile = device_profiles.find_visible(tx, request.device_profile or "")
@@ -262,10 +266,15 @@ class DeviceContexts:
     def _update(
         self, tx: sa.Connection, uuid: str, values: Mapping[str, Any], scope: str | None
     ) -> dict[str, Any]:
+        """Write the columns ``values`` of a context; return the response.
+
+        Raise NotFound, WrongState.
+        """
         context_id = find_context(tx, uuid, scope)["id"]
         # ARQs before contexts, as everywhere: the new config data changes their groups.
         arqs.lock_of_contexts(tx, [context_id])
         if not store.update(tx, context_id, values):
+            # Read again for the error: the state may have just changed.
             raise _wrong_state(find_context(tx, uuid, scope), "change", EDITABLE)
         context = find_context(tx, uuid, scope)
         if "config_data" in values:

@@ -91,7 +91,7 @@ class ContextLeases:
         claim = replace(self._arqs.binder.make_context(), check_host=True)
         work = partial(self._reserve, uuid=context["uuid"], scope=scope, request=request)
         result, row = self._run(context, claim, work)
-        if result.arqs:
+        if result.arqs:  # none for a renewal
             LOG.info(
                 "Reserved device context %s on host %s until %s, epoch %s",
                 row["uuid"],
@@ -207,7 +207,10 @@ class ContextLeases:
         scope: str | None,
         request: core.ReserveRequest,
     ) -> tuple[BindResult, dict[str, Any]]:
-        """Renew the lease of a context, or begin the next one with new ARQs."""
+        """Renew the lease of a context, or begin the next one with new ARQs.
+
+        Return what was bound, nothing at a renewal, and the row of the context as plain values.
+        """
         context, rows = _lock(tx, uuid, scope)
         claim = self._arqs.binder.refresh(claim)  # the locks may have taken long
         expires_at = claim.now + timedelta(seconds=request.seconds)
@@ -242,7 +245,11 @@ class ContextLeases:
         scope: str | None,
         request: core.ContextBindRequest,
     ) -> tuple[BindResult, dict[str, Any]]:
-        """Bind the ARQs of a context; without a lease they are replaced first."""
+        """Bind the ARQs of a context; without a lease they are replaced first.
+
+        Return what was bound, nothing for a repeated call, and the row of the context as plain
+        values.
+        """
         context, rows = _lock(tx, uuid, scope)
         claim = self._arqs.binder.refresh(claim)
         facts, result = _facts(context, rows), BindResult()
@@ -278,7 +285,7 @@ class ContextLeases:
         now = self._now()
         ids = store.expired_leases(tx, now, after, BATCH)
         if not ids:
-            return _Expired(0, ids, ReleaseResult(0))
+            return _Expired(num_released=0, checked=ids, result=ReleaseResult(0))
         # Only for the locks: ARQs before contexts.
         arq_store.lock_of_contexts(tx, ids)
         # Checked again under the lock: a lease may have just been bound or renewed.
@@ -291,7 +298,7 @@ class ContextLeases:
         with_lease = {row["context_id"] for row in leased}
         without_lease = [row for row in rows if row["context_id"] not in with_lease]
         follow_arqs(tx, without_lease, self._recorder, now)
-        return _Expired(len(ended), ids, result)
+        return _Expired(num_released=len(ended), checked=ids, result=result)
 
 
 def _row_of(done: tuple[object, dict[str, Any]]) -> dict[str, Any]:

@@ -123,6 +123,7 @@ def _not_found(keys: Sequence[str]) -> NotFound:
 
 
 def _parse_profile(profile: Mapping[str, Any], now: datetime) -> store.NewProfileRow:
+    """Return the row of a new profile. Raise Invalid with the field."""
     if not isinstance(profile, Mapping):
         raise Invalid("a device profile must be an object", field="body")
     description = profile.get("description")

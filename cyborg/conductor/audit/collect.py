@@ -59,6 +59,7 @@ class SourceCollector:
         Unavailable if Placement or the database does not answer.
         """
         hardware, unreachable_reason = None, None
+        # The agent alone confirms what a report repairs, and the kinds that only it observes.
         needs_agent = recheck is None or any(
             f.repair is sources.Repair.REPORT or f.kind in sources.OBSERVED_KINDS for f in recheck
         )
@@ -66,7 +67,7 @@ class SourceCollector:
             hardware, unreachable_reason = self._collect_hardware(host)
         self.renew_lease()
         # After the agent, so that the database has what the agent reported just before.
-        records, desired = self.uow.run(lambda tx: _read_records(tx, host))
+        records, desired_rows = self.uow.run(lambda tx: _read_records(tx, host))
         root, placement = self._collect_placement(host, records, recheck)
         snapshot = sources.HostSnapshot(
             host=host,
@@ -74,7 +75,8 @@ class SourceCollector:
             hardware=hardware,
             unreachable_reason=unreachable_reason,
             database=records,
-            desired=reconciler.desired_providers(root, desired) if root is not None else {},
+            # Without a compute node there is no tree: ``placement`` has the reason.
+            desired=reconciler.desired_providers(root, desired_rows) if root is not None else {},
             placement=placement,
             # Without Nova there are no allocations, unless the configuration says otherwise.
             allocations_expected=self.conf.nova.send_events
@@ -115,6 +117,7 @@ class SourceCollector:
             return None, sources.PlacementSnapshot(missing_reason=exc.message)
         own = self._own_providers(root.uuid, tree, host, records)
         if recheck is not None:
+            # Each provider costs three calls: only those of the findings are read again.
             doubtful = {finding.provider for finding in recheck}
             own = {uuid: summary for uuid, summary in own.items() if uuid in doubtful}
         actual: dict[str, Provider] = {}
@@ -154,12 +157,11 @@ class SourceCollector:
             if summary.name.startswith(prefix)
             and uuid == naming.provider_uuid(host, summary.name.removeprefix(prefix))
         }
-        own = {
-            u: summary for u, summary in tree.items() if u in recorded | named or u in with_trait
-        }
+        own_uuids = recorded | named | with_trait.keys()
+        own = {uuid: summary for uuid, summary in tree.items() if uuid in own_uuids}
         own.pop(root, None)  # the compute node provider is Nova's, whatever traits it has
         # A stale provider is not compared: it waits for the publisher.
-        published = {u for u, row in records.providers.items() if row.stale_since is None}
+        published = {uuid for uuid, row in records.providers.items() if row.stale_since is None}
         for uuid in sorted((recorded & published) - set(tree)):
             self.renew_lease()
             # One by one: a provider outside of the tree is rare.
@@ -181,7 +183,7 @@ class SourceCollector:
             if recheck is not None:
                 doubtful = {f.instance for f in recheck if f.instance is not None}
                 return sources.NovaSnapshot(queried=self._get_servers(self.nova, doubtful))
-            # A list for each host costs one query, a query for each instance one for each ARQ.
+            # Listed by host: to query each instance would take as many queries as there are ARQs.
             hosts = {r.hostname for r in snapshot.database.arqs if r.is_settled(snapshot.now)}
             listed = frozenset[str]().union(
                 *(self.nova.servers_on_host(name) for name in sorted(hosts))
@@ -204,6 +206,7 @@ class SourceCollector:
 def _read_records(
     tx: sa.Connection, host: str
 ) -> tuple[sources.DatabaseSnapshot, Sequence[deployables.DesiredProviderRow]]:
+    """Return the database's data about a host, and the rows of its desired providers."""
     records = view.read_snapshot(tx, host)
     uuids = [deployable.provider for device in records.devices for deployable in device.deployables]
     return records, deployables.desired_state(tx, uuids) if uuids else ()

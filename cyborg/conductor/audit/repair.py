@@ -84,7 +84,7 @@ class RepairExecutor:
             case Repair.CLEAN:
                 self.uow.run(lambda tx: _clean(tx, ids, now, self.release_timeout))
                 self.wake_jobs()
-            # A device set has the uuid of its provider.
+            # Findings name a device set by the uuid of its provider.
             case Repair.ACTIVATE:
                 sets = [finding.provider for finding in findings if finding.provider]
                 self.uow.run(lambda tx: reboot.enqueue_set_restores(tx, host, sets, now))
@@ -92,6 +92,7 @@ class RepairExecutor:
             case Repair.DEACTIVATE:
                 sets = [finding.provider for finding in findings if finding.provider]
                 self.uow.run(lambda tx: _deactivate(tx, sets, now, self.release_timeout))
+                # The members are dirty now, so that the providers of the sets are stale.
                 self.wake_publisher()
                 self.wake_jobs()
             case Repair.RECONCILE:

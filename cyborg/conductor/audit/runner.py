@@ -79,7 +79,10 @@ class AuditLease:
             last = names[-1]
 
     def renew_if_due(self) -> None:
-        """Renew the lease if a third of its duration is over. Raise LeaseLost."""
+        """Renew the lease if a third of its duration is over. Raise LeaseLost.
+
+        If the service stops, end the lease and raise it too: another conductor continues the audit.
+        """
         if self.stopped.is_set():
             self.uow.run(lambda tx: store.release(tx, self._uuid, self.lease.owner))
             raise LeaseLost
@@ -237,6 +240,7 @@ class AuditRunner:
                 failed_before = collector.nova_error is not None
                 findings = self._audit_host(collector, host)
                 findings = [*findings, *self._chains.check(host, lease.renew_if_due)]
+                # One finding for the whole audit: after an error Nova is not called again.
                 if collector.nova_error is not None and not failed_before:
                     message = f"Nova: {collector.nova_error}; its servers were not compared"
                     findings = [*findings, Finding(host, Kind.NOVA_UNAVAILABLE, "nova", message)]

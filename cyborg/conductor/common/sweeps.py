@@ -79,8 +79,9 @@ def run_all(sweeps: Mapping[str, Callable[[], object]]) -> None:
     if failures:
         _, first = failures[0]
         for name, other in failures[1:]:
+            is_same_outage = isinstance(first, Unavailable) and isinstance(other, Unavailable)
             if not is_expected(other):
                 LOG.error("Periodic sweep of %s failed", name, exc_info=other)
-            elif not (isinstance(first, Unavailable) and isinstance(other, Unavailable)):
+            elif not is_same_outage:
                 LOG.warning("Periodic sweep of %s failed, retrying: %s", name, other)
         raise first

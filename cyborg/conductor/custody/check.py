@@ -58,10 +58,11 @@ class ChainChecker:
                 break
             device, start = row["device_uuid"], _find_start(row, keys)
             reached, fault = self._check_chain(row, start, records_left, keys, renew_lease)
-            # A fault is confirmed with all records of the chain.
+            first = start or read.base(row)
+            # A fault is confirmed with all records of the chain, which are counted for that.
             last = reached.sequence if fault is None else row["sequence"]
             # At least 1: thousands of empty chains must not make an audit endless.
-            records_left -= max(1, last - (start or read.base(row)).sequence)
+            records_left -= max(1, last - first.sequence)
             # Bind and release go on during the audit, so a fault counts only if a second look has
             # it.
             if fault is not None and (
@@ -126,9 +127,8 @@ class ChainChecker:
             # Retention deletes the head after the last record; SQL may delete the head alone.
             return fault if records else None
         is_complete = len(records) < self._max_records
-        return custody.verify(
-            custody.Log(before, records, after), keys, start=start, complete=is_complete
-        ).fault
+        log = custody.Log(before=before, records=records, after=after)
+        return custody.verify(log, keys, start=start, complete=is_complete).fault
 
     def _read_records(
         self, device: str, start: custody.Link | None, limit: int, renew_lease: Callable[[], None]

@@ -110,7 +110,9 @@ class CustodySealer:
     def _seal_batch(self) -> int:
         """Seal a batch of records; return their number."""
         hosts_by_device = self._uow.run(
-            lambda tx: chains.unsealed_devices(tx, BATCH_SIZE, self._failed, self._refused)
+            lambda tx: chains.unsealed_devices(
+                tx, BATCH_SIZE, excluded=self._failed, refused=self._refused
+            )
         )
         if not hosts_by_device:
             return 0
@@ -187,6 +189,7 @@ def _seal(
     if not locked:
         return _SealResult(num_sealed=0, forged=[], head_faults=faults)
     keys = keys_of(tx)
+    # The ends of the chains, which move with each record that is sealed below.
     tips = {uuid: custody.Link(head["sequence"], head["hash"]) for uuid, head in locked.items()}
     oldest = {uuid: head["oldest_at"] for uuid, head in locked.items()}
     links: dict[int, custody.Link] = {}
@@ -195,15 +198,15 @@ def _seal(
         uuid = row["device_uuid"]
         previous = tips[uuid]
         record = read.to_record(row)
+        # Without keys conductors sign nothing: no record can be recognised as forged.
         if keys.secrets and (
             reason := keys.find_fault(custody.serialize_new(record), row["signature"])
         ):
             forged.append(_ForgedRecord(row["id"], uuid, reason))
             continue
         record = replace(record, sequence=previous.sequence + 1)
-        tips[uuid] = links[row["id"]] = custody.Link(
-            record.sequence, custody.compute_hash(record, previous.hash)
-        )
+        link = custody.Link(record.sequence, custody.compute_hash(record, previous.hash))
+        tips[uuid] = links[row["id"]] = link
         oldest[uuid] = oldest[uuid] or record.time
     if not links:
         return _SealResult(num_sealed=0, forged=forged, head_faults=faults)

@@ -32,6 +32,7 @@ class FakeGlance:
         self.data_status = 200
         # Additional headers of responses with data.
         self.headers: dict[str, str] = {}
+        # The body of responses with metadata, None for the metadata themselves.
         self.body: bytes | None = None
         # Number of the next responses with data that end in the middle of the data.
         self.breaks = 0
@@ -146,7 +147,10 @@ def serve_glance(glance: FakeGlance) -> Iterator[FakeGlance]:
                 glance.breaks -= 1
                 self._write(data[: len(data) // 2])
                 return
-            self._write_slowly(data) if glance.drip else self._write(data)
+            if glance.drip:
+                self._write_slowly(data)
+            else:
+                self._write(data)
             if glance.chunked:
                 self.wfile.write(b"0\r\n\r\n")
 

@@ -33,14 +33,14 @@ class FakeNova:
         # The HTTP status of each response. With None, the connection is closed without a response,
         # as when Nova is killed.
         self.status: int | None = 200
-        self.body: Any = None
+        self.body: Any = None  # of each response, None for the ordinary one
         # The code of an event in the response by its tag, 200 by default.
         self.codes: dict[str, int] = {}
         # A request with events of one of these servers fails with 400.
         self.refused_servers: set[str] = set()
         # Responses wait for it.
         self.hang: threading.Event | None = None
-        self.calls: list[dict[str, Any]] = []
+        self.calls: list[dict[str, Any]] = []  # the received requests with events
         self.url = ""
         self.servers: dict[str, dict[str, Any]] = {}  # by uuid
         self.page_size = 1000  # the maximum length of a list
@@ -63,7 +63,7 @@ class FakeNova:
     def add_server(
         self, uuid: str, host: str | None, status: str = "ACTIVE", **fields: Any
     ) -> None:
-        """Add a server on a host, or without a host."""
+        """Add a server on a host, or without a host; ``fields`` replace or add fields of it."""
         self.actions[uuid] = []
         self.add_action(uuid, "create")
         self.servers[uuid] = {
@@ -99,7 +99,7 @@ class FakeNova:
         if self.reboot_status != 202:
             return self.reboot_status, {"conflictingRequest": {"message": "not now"}}
         self.reboots.append((uuid, body["reboot"]["type"]))
-        self.add_action(uuid, "reboot", OWN_USER, self.result)
+        self.add_action(uuid, "reboot", user=OWN_USER, result=self.result)
         self.servers[uuid]["OS-EXT-STS:task_state"] = self.task
         return 202, b""
 
@@ -113,8 +113,10 @@ class FakeNova:
         url = urlsplit(path)
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         *_, collection, last = url.path.split("/")
+        # servers/UUID/os-instance-actions/REQUEST: one action.
         if collection == "os-instance-actions":
             return self._show_action(url.path.split("/")[-3], last)
+        # servers, or servers/detail: a list.
         if last in ("servers", "detail"):
             if "all_tenants" in query and not self.is_admin:
                 return 403, {"forbidden": {"code": 403, "message": "not allowed"}}
@@ -123,6 +125,7 @@ class FakeNova:
                 more = {"servers_links": [{"rel": "next"}]} if len(uuids) == self.page_size else {}
                 return 200, {"servers": [self.servers[uuid] for uuid in uuids], **more}
             return 200, {"servers": [{"id": uuid, "name": "s"} for uuid in uuids]}
+        # servers/UUID/os-instance-actions: all actions of a server.
         if last == "os-instance-actions" and self.is_admin and collection in self.servers:
             return 200, {"instanceActions": self.actions[collection]}
         if collection == "servers" and last in self.servers and self._can_see(last):
@@ -130,14 +133,17 @@ class FakeNova:
         return 404, {"itemNotFound": {"code": 404, "message": "no such instance"}}
 
     def _show_action(self, uuid: str, request: str) -> tuple[int, Any]:
+        """Return the status and body of the response to a request for one action of a server."""
         for number, action in enumerate(self.actions.get(uuid, [])):
             if action["request_id"] == request and self.is_admin and uuid in self.servers:
+                # While the server has a task, its newest action has not ended.
                 busy = number == 0 and self.servers[uuid]["OS-EXT-STS:task_state"] is not None
                 event = {
                     "event": f"compute_{action['action']}_instance",
                     "finish_time": None if busy else "2026-03-01T12:00:00.000000",
                     "result": None if busy else action["result"],
                 }
+                # Without a result nova-compute has not begun the action.
                 events = [] if action["result"] is None else [event]
                 return 200, {"instanceAction": {**action, "events": events}}
         return 404, {"itemNotFound": {"code": 404, "message": "no such action"}}
@@ -146,9 +152,11 @@ class FakeNova:
         return self.is_admin or self.servers[uuid].get("tenant_id") == OWN_PROJECT
 
     def _list(self, query: dict[str, str], statuses: list[str]) -> list[str]:
+        """Return a page of the uuids of the servers that a query selects; no status selects all."""
         assert query.get("all_tenants", "1") == "1"
         if query.get("deleted") == "true":
             assert query["changes-since"].endswith("Z")
+            # One page only: the page after a marker is empty.
             return sorted(self.deleted)[: self.page_size if "marker" not in query else 0]
         host, project = query.get("host"), query.get("project_id")
         if "REBUILD" in statuses and len(statuses) > 1:

@@ -29,7 +29,7 @@ class HostTree(SysfsTree):
         self._open_nodes: dict[str, list[str]] = {}
         self._domains: dict[str, str] = {}
         self._disks: dict[str, dict[str, str]] = {"signatures": {}, "errors": {}}
-        self._devices = 0
+        self._devices = 0  # block devices
         self.write()
 
     def write(self) -> None:
@@ -47,7 +47,10 @@ class HostTree(SysfsTree):
     def add_disk(
         self, name: str, below: str, partitions: Sequence[str] = (), slaves: Sequence[str] = ()
     ) -> None:
-        """Add a disk in the device folder ``below``, such as ``0000:01:00.0/nvme/nvme0``."""
+        """Add a disk in the device folder ``below``, such as ``0000:01:00.0/nvme/nvme0``.
+
+        ``slaves`` are the block devices of which a volume, added as a disk, consists.
+        """
         folder = self.root / "devices" / below / name
         self._add_block_device(folder)
         # Partitions are folders below the disk, volumes are linked to it in both directions.
@@ -65,15 +68,20 @@ class HostTree(SysfsTree):
         self._link(subsystem / path.name, path)
 
     def add_fc_controller(self, disk: str, controller: str, function: str, port: str) -> None:
-        """Add a controller of NVMe over Fibre Channel, through a port of a function."""
+        """Add a controller of NVMe over Fibre Channel, through a port of a function.
+
+        ``port`` is the name of the port: ``0x`` and 16 hexadecimal digits.
+        """
         name = f"virtual/nvme-fabrics/ctl/{controller}"
         self.add_controller(disk, name)
         folder = self.root / "devices" / name
         (folder / "transport").write_text("fc\n")
-        # The form of nvmf_get_address of drivers/nvme/host/fabrics.c of Linux.
+        # The form of nvmf_get_address of drivers/nvme/host/fabrics.c of Linux. The name of the node
+        # of a port differs from that of the port in its first digits.
         remote = "traddr=nn-0x200000a098000001:pn-0x200100a098000001"
         local = f"host_traddr=nn-0x2000{port[6:]}:pn-{port}"
         (folder / "address").write_text(f"{remote},{local}\n")
+        # Any number, the same for all controllers of a port.
         host = (self.bus / function).resolve() / f"host{int(port[-2:], 16)}"
         if not host.exists():
             fc_host = host / "fc_host" / host.name
@@ -132,7 +140,10 @@ class HostTree(SysfsTree):
     def add_interface(
         self, name: str, function: str | None = None, *, flags: int = 0x1003, carrier: str = "1"
     ) -> None:
-        """Add a network interface of a PCI function, or a virtual interface."""
+        """Add a network interface of a PCI function, or a virtual one; by default it is up.
+
+        ``flags`` are those of <linux/if.h>; ``carrier`` is "1" with a link, "0" without one.
+        """
         folder = self.root / "class/net" / name
         folder.mkdir(parents=True)
         (folder / "flags").write_text(f"{flags:#x}\n")
@@ -144,7 +155,10 @@ class HostTree(SysfsTree):
             self._link(folder / "device", virtio)
 
     def stack_interfaces(self, upper: str, lower: str, *, master: bool = True) -> None:
-        """Stack an interface, such as a bridge, bond or VLAN, on another interface."""
+        """Stack an interface, such as a bridge, bond or VLAN, on another interface.
+
+        With ``master`` the other one is a port of it, as of a bridge or a bond.
+        """
         above, below = (self.root / "class/net" / name for name in (upper, lower))
         self._link(below / f"upper_{upper}", above)
         if master:
@@ -276,12 +290,13 @@ def _add_function(tree: HostTree, function: Mapping[str, Any]) -> str:
     address = function["address"]
     vendor, product = function["id"].split(":")
     group = function.get("iommu_group")
+    # By default it is on the root bus that has the number in its address.
     parent = function.get("parent", f"pci{address[:7]}")
     folder = tree.add_function(
         address,
         vendor,
         product,
-        function["class"].ljust(6, "0"),
+        function["class"].ljust(6, "0"),  # lspci prints no programming interface
         kernel_driver=function.get("driver"),
         iommu_group=None if group is None else str(group),
         numa_node=function.get("numa_node", -1),

@@ -93,6 +93,7 @@ class SysfsTree:
         (folder / "sriov_numvfs").write_text(f"{count}\n")
         parent = PciAddress.parse(physical)
         addresses: list[str] = []
+        # The offset and the stride are 1: the addresses follow that of the physical function.
         for number in range(1, count + 1):
             device, function = divmod(number, 8)
             address = str(PciAddress(parent.domain, parent.bus, parent.device + device, function))

@@ -71,9 +71,9 @@ class SimulatedVgpuHost(HostTree):
         self.dev = folder / "dev"
         (self.dev / "vfio").mkdir(parents=True)
         self.cards: dict[str, SimulatedCard] = {}
-        self.writes: list[tuple[str, str]] = []
+        self.writes: list[tuple[str, str]] = []  # "function/attribute" and the text
         self.opened: set[str] = set()  # virtual functions that a guest has
-        self.commands: list[str] = []  # of sriov-manage
+        self.commands: list[str] = []  # of sriov-manage and nvidia-smi
         self.opens: list[str] = []  # addresses of the cards that NVML opened
         # Names of attributes whose writes fail with EIO, and of other steps that fail: the option
         # of sriov-manage, "heterogeneous" and "instances".
@@ -115,10 +115,24 @@ class SimulatedVgpuHost(HostTree):
     ) -> SimulatedCard:
         """Add a card that is bound to its driver for hosts, without virtual functions."""
         self.add_function(
-            address, "10de", product, "030200", kernel_driver="nvidia", totalvfs=numvfs
+            address,
+            vendor="10de",
+            product=product,
+            class_code="030200",
+            kernel_driver="nvidia",
+            totalvfs=numvfs,
         )
+        # Virtual functions of these cards have the product id of the card.
         (self.bus / address / "sriov_vf_device").write_text(f"{product}\n")
-        card = SimulatedCard(address, framebuffer, types, numvfs, mig, mig, needs_reset)
+        card = SimulatedCard(
+            address,
+            framebuffer,
+            types,
+            numvfs,
+            mig=mig,
+            pending_mig=mig,  # no change is pending
+            needs_reset=needs_reset,
+        )
         self.cards[address] = card
         return card
 
@@ -130,13 +144,15 @@ class SimulatedVgpuHost(HostTree):
         card = self.cards[address]
         if self.opened & set(card.functions):
             raise OSError(errno.EBUSY, "Cannot obtain unbindLock")
-        if enable and card.functions:
+        if enable and card.functions:  # enabled already
             return
         card.heterogeneous = False
         card.vgpus.clear()
         if enable:
             product = (self.bus / address / "device").read_text().strip()[2:]
-            card.functions = self.enable_virtual_functions(address, card.numvfs, product, "030200")
+            card.functions = self.enable_virtual_functions(
+                address, card.numvfs, product=product, class_code="030200"
+            )
             for number, name in enumerate(card.functions):
                 self._add_attributes(name, f"vfio{number}")
         else:
@@ -155,7 +171,10 @@ class SimulatedVgpuHost(HostTree):
         self._update(card)
 
     def request_mig_mode(self, address: str, *, enable: bool) -> str | None:
-        """Act as ``nvml.request_mig_mode``. Raise DriverFailed; the mode may stay pending."""
+        """Act as ``nvml.request_mig_mode``: return why the mode stays pending, None if it is set.
+
+        Raise DriverFailed.
+        """
         card = self.cards[address]
         if not enable and card.instances.total():
             raise DriverFailed(f"{address} has GPU instances: remove them first")
@@ -245,25 +264,27 @@ class SimulatedVgpuHost(HostTree):
         card = self.cards.get(address)
         if card is None:
             return None
+        # Without ``lists_all``, NVML describes the types of the present mode only.
         types = [t for t in card.types if card.lists_all or (t.profile is not None) == card.mig]
-        backed = {short_name(t.name): t for t in types if t.profile is not None}
+        mig_backed = {short_name(t.name): t for t in types if t.profile is not None}
         return GpuFacts(
             memory=card.framebuffer << 30,
             mig="enabled" if card.mig else "disabled",
+            # Outside the MIG mode there is no maximum of MIG-backed types.
             max_vgpus={
                 short_name(t.name): card.framebuffer // t.framebuffer
                 for t in types
-                if (t.profile is not None) == card.mig or (card.lists_all and t.profile is None)
+                if card.mig or t.profile is None
             },
             mig_profiles={
-                str(t.profile): SLICES // _slices(str(t.profile)) for t in backed.values()
+                str(t.profile): SLICES // _slices(str(t.profile)) for t in mig_backed.values()
             },
             mig_instances={
                 str(t.profile): card.instances[str(t.profile)]
-                for t in (backed.values() if card.mig else ())
+                for t in (mig_backed.values() if card.mig else ())
             },
-            vgpu_profiles={name: str(t.profile) for name, t in backed.items()},
-            vgpus_per_instance={name: t.per_instance for name, t in backed.items()},
+            vgpu_profiles={name: str(t.profile) for name, t in mig_backed.items()},
+            vgpus_per_instance={name: t.per_instance for name, t in mig_backed.items()},
             vgpu_names={str(t.id): short_name(t.name) for t in types},
             vgpu_memory={short_name(t.name): t.framebuffer << 30 for t in types},
             heterogeneous=None if card.mig else card.heterogeneous,
@@ -277,12 +298,12 @@ class SimulatedVgpuHost(HostTree):
 
     def write_attribute(self, path: Path, text: str) -> None:
         """Act as the kernel on a write to an attribute. Raise OSError."""
-        self.writes.append((f"{path.parent.parent.name}/{path.name}", text))
+        function = path.parent.parent.name  # the path ends with FUNCTION/nvidia/ATTRIBUTE
+        self.writes.append((f"{function}/{path.name}", text))
         if not path.exists():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         if path.name in self.failing:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        function = path.parent.parent.name
         if path.name == "current_vgpu_type":
             self._set_type(function, text)
         elif path.name == "vgpu_params" and function in self._card_of(function).vgpus:
@@ -300,6 +321,7 @@ class SimulatedVgpuHost(HostTree):
             raise DriverFailed(f"sriov-manage failed with 1: {exc.strerror}") from exc
 
     def _set_type(self, function: str, text: str) -> None:
+        """Act on a write to ``current_vgpu_type``: the id of a type, or 0 to remove the vGPU."""
         card = self._card_of(function)
         if not _NUMBER.fullmatch(text):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))

@@ -48,17 +48,19 @@ def _test_on_hosts(args: argparse.Namespace) -> int:
     driver, entry_point = _load(args.driver)
     given = _options(driver, args.option)
     files = kit.packaged_hosts() if args.all_captures else []
-    found: list[kit.HostResults] = []
+    all_results: list[kit.HostResults] = []
+    parameters = {"limit": args.limit, "allow": args.allow, "entry_point": entry_point}
     for path in [*files, *kit.find_hosts(args.capture)]:
         with kit.sysfs_of(path) as root:
             options = given or kit.options_of_host(driver, root)
+            # Without options a constructor that fails violates a rule.
             if options:
                 _check_options(driver, options, str(root))
-            limits = {"limit": args.limit, "allow": args.allow, "entry_point": entry_point}
-            found.append(kit.run_rules_on_tree(driver, options, path.name, root, **limits))
-    for line in kit.format_hosts(found):
+            results = kit.run_rules_on_tree(driver, options, path.name, root, **parameters)
+            all_results.append(results)
+    for line in kit.format_hosts(all_results):
         sys.stdout.write(f"{line}\n")
-    return 1 if any(item.failures for item in found) else 0
+    return 1 if any(results.failures for results in all_results) else 0
 
 
 def _test_class(args: argparse.Namespace) -> list[kit.Result]:
@@ -72,7 +74,7 @@ def _test_class(args: argparse.Namespace) -> list[kit.Result]:
         sysfs_root=args.sysfs_root,
         limit=args.limit,
         allow=args.allow,
-        work=args.work or args.image is not None,
+        work=args.work or args.image is not None,  # an image is programmed into this host
         image=args.image,
         entry_point=entry_point,
     )
@@ -81,11 +83,12 @@ def _test_class(args: argparse.Namespace) -> list[kit.Result]:
 def _test_external(args: argparse.Namespace) -> list[kit.Result]:
     folder, file = os.path.split(os.path.abspath(args.socket))
     name = file.removesuffix(external.SUFFIX)
-    if not external.is_driver_name(name) or file == name:
+    has_suffix = file != name
+    if not has_suffix or not external.is_driver_name(name):
         raise Misconfigured(
             f"--socket: found {args.socket!r}; expected <folder>/<name>{external.SUFFIX}"
         )
-    work = args.work or args.image is not None
+    work = args.work or args.image is not None  # an image is programmed into this host
     return kit.run_rules_on_external(
         folder,
         name,
@@ -200,6 +203,7 @@ def _options(driver: Any, arguments: Sequence[str]) -> dict[str, Any]:
         if not equals or key not in declared:
             names = ", ".join(declared) or "none, the driver has no options"
             raise Misconfigured(f"-o {argument}: expected KEY=VALUE, where KEY is one of {names}")
+        # The same option as the agent makes it: it parses the text.
         option = next(o for o in options_of(driver) if o.name == key)
         try:
             value = option.type(text)

@@ -117,12 +117,11 @@ def path_options_are_host_only(env: Environment) -> None:
         name_parts = frozenset(option.name.split("_"))
         defaults = option.default if option.kind in LISTS else [option.default]
         absolute = any(isinstance(value, str) and value.startswith("/") for value in defaults or ())
+        is_path = absolute or name_parts & _PATHS or _PATH_HELP.search(option.help)
         if secret := name_parts & _SECRETS:
             if not option.secret:
                 raise RuleViolated(f"option {option.name} is a {min(secret)} but not secret")
-        elif (
-            absolute or name_parts & _PATHS or _PATH_HELP.search(option.help)
-        ) and not option.host_only:
+        elif is_path and not option.host_only:
             raise RuleViolated(f"option {option.name} is a path or a command but not host_only")
 
 
@@ -143,12 +142,11 @@ def metadata_is_serialisable(env: Environment) -> None:
     driver = env.subject.driver
     try:
         entry = registry.DriverEntry(
-            driver.name,
-            driver.version,
-            driver.DEVICE_TYPE,
-            driver.SUPPORT_LEVEL,
-            (),
-            driver.OPTIONS,
+            name=driver.name,
+            version=driver.version,
+            type=driver.DEVICE_TYPE,
+            support=driver.SUPPORT_LEVEL,
+            options=driver.OPTIONS,
         )
         sent = registry.dump([entry])
         received = registry.dump(registry.load(json.loads(json.dumps(sent, allow_nan=False))))
@@ -235,15 +233,15 @@ def imports_only_core_and_drivers(env: Environment) -> None:
     driver = env.subject.driver
     package = driver.__module__.partition(".")[0]
     # A driver of Cyborg shares the package with the services, so only its module is checked.
-    own = [driver.__module__]
+    checked = [driver.__module__]
     if package != "cyborg":
-        own = sorted(name for name in sys.modules if f"{name}.".startswith(f"{package}."))
-    for name in own:
+        # With the dots: also the package itself, and no other whose name begins with its name.
+        checked = sorted(name for name in sys.modules if f"{name}.".startswith(f"{package}."))
+    for name in checked:
         for imported in _imported_names(sys.modules[name]):
             is_cyborg = imported == "cyborg" or imported.startswith("cyborg.")
-            if imported.startswith(_FORBIDDEN_IMPORTS) or (
-                is_cyborg and not imported.startswith(_ALLOWED_IMPORTS)
-            ):
+            is_internal = is_cyborg and not imported.startswith(_ALLOWED_IMPORTS)
+            if is_internal or imported.startswith(_FORBIDDEN_IMPORTS):
                 raise RuleViolated(f"{name} imports {imported}")
 
 

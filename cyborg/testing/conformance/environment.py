@@ -121,7 +121,10 @@ class _EffectRecorder:
                 self._call = None
 
     def _on_event(self, event: str, args: tuple[Any, ...]) -> None:
-        """Classify an audit event."""
+        """Classify an audit event.
+
+        The arguments of ``open`` are path, mode and flags, those of a socket begin with the socket.
+        """
         # Threads that existed before are those of the test, or of another call that hangs.
         call = self._call
         if call is None or threading.get_ident() in self._existing_threads:
@@ -143,7 +146,7 @@ _RECORDER = _EffectRecorder()
 
 
 def _wait_for_exit(existing: set[threading.Thread]) -> list[threading.Thread]:
-    """Wait until threads have ended; return the threads that are alive after the timeout."""
+    """Wait until all threads except ``existing`` have ended; return those that have not in time."""
     end = time.monotonic() + THREAD_EXIT_TIMEOUT
     pause = threading.Event()
     # Not join(), which refuses a thread that another thread is about to start.
@@ -251,12 +254,20 @@ class Environment:
         return require_devices(self.call(driver.discover))
 
     def first_item(self, name: str | None = None) -> WorkItem:
-        """Return a work item for the first handle, or for handle ``name``. Raise RuleBlocked."""
+        """Return a work item for the first handle that is discovered. Raise RuleBlocked.
+
+        ``name`` replaces the address of the handle: "" is the whole deployable.
+        """
         for device in self.discovered_devices()[1]:
             for deployable in device.deployables:
                 for handle in deployable.handles:
                     address = handle.address if name is None else name
-                    return WorkItem("conformance", device.address, deployable.address, address)
+                    return WorkItem(
+                        backend="conformance",
+                        device=device.address,
+                        deployable=deployable.address,
+                        handle=address,
+                    )
         raise RuleBlocked("no handle is discovered on this host")
 
     def create_discovered(self) -> Any:
@@ -341,9 +352,19 @@ def rule(
 ) -> Callable[[RuleCheck], RuleCheck]:
     """Register a function as a rule; the name of the function is the name of the rule."""
 
-    def add(judge: RuleCheck) -> RuleCheck:
-        conditions = (ability, changes_host, needs_image, protocol, needs_class)
-        RULES.append(Rule(judge.__name__, sentence, source, judge, *conditions))
-        return judge
+    def add(check: RuleCheck) -> RuleCheck:
+        registered = Rule(
+            name=check.__name__,
+            sentence=sentence,
+            source=source,
+            check=check,
+            ability=ability,
+            changes_host=changes_host,
+            needs_image=needs_image,
+            protocol=protocol,
+            needs_class=needs_class,
+        )
+        RULES.append(registered)
+        return check
 
     return add

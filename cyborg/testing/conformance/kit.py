@@ -82,7 +82,7 @@ def connect_external(
     uid = owner_uid(folder)
     # Longer than the limit of the kit, so that a rule can report the timeout.
     seconds = 2 * limit
-    listener = _Listener(name, folder, uid, seconds, seconds)
+    listener = _Listener(name, folder, uid, seconds=seconds, work_seconds=seconds)
     registered = threading.Event()
     agent = ExternalDriverHost(folder, {name: listener}, uid, _INTERVAL)
     agent.start(lambda _: registered.set())
@@ -93,7 +93,7 @@ def connect_external(
         def __init__(
             self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"
         ) -> None:
-            super().__init__(name, folder, uid, seconds, seconds)
+            super().__init__(name, folder, uid, seconds=seconds, work_seconds=seconds)
             self.backend = backend
             # Each object starts with what the driver said when it registered.
             if listener.hello is not None:

@@ -141,7 +141,9 @@ def _first_device(env: Environment) -> tuple[Device, WorkItem]:
     found = env.discovered_devices()[1]
     if not found:
         raise RuleBlocked("no device is discovered on this host")
-    return found[0], WorkItem("conformance", found[0].address, "")
+    device = found[0]
+    # Without a deployable: a layout is that of the whole device.
+    return device, WorkItem(backend="conformance", device=device.address, deployable="")
 
 
 def _layouts(env: Environment, driver: Any, device: Device) -> Sequence[Layout]:
@@ -364,7 +366,8 @@ def programmed_image_is_discovered(env: Environment) -> None:
     """Check that the programmed image is discovered as the bitstream_id of the deployable."""
     # Twice: the agent repeats a call that it had started before it was killed.
     image = env.subject.image
-    driver, item = env.create_discovered(), env.first_item("")
+    # An empty name of the handle: the image is for the whole deployable.
+    driver, item = env.create_discovered(), env.first_item(name="")
     for call in ("program()", "program() again"):
         env.must_succeed(call, lambda: driver.program(item, image))
         images = {

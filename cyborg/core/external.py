@@ -212,7 +212,8 @@ def load_devices(body: Any, backend: str, kind: str) -> tuple[Device, ...]:
         devices.append(device)
         if len(number_by_address) > MAX_ALL_HANDLES:
             raise Invalid(
-                f"{where}: the answer has more than {MAX_ALL_HANDLES} handles", field=where
+                f"{where}: the answer has more than {MAX_ALL_HANDLES} devices and handles",
+                field=where,
             )
     return tuple(devices)
 

@@ -318,7 +318,7 @@ def _reserve_instance_slots(call: _Call, state: ArqState) -> None:
         # The unique key of instance and slot decides, not a query before the write.
         raise call.slot_error() from exc
     if changed != len(call.todo):
-        raise Retry("an ARQ, or the agent of its host, has changed")
+        raise Retry("an ARQ has changed")
 
 
 def is_leased(row: store.ArqRow) -> bool:

@@ -218,7 +218,8 @@ class Publisher:
             result.add(host_result)
         # The flag was set for a provider without an answer, whose error is here.
         if self._placement_down:
-            last_error = next(reversed(result.unanswered.values()))
+            # Nothing is unanswered if the database failed after the last row of its host.
+            last_error = next(reversed(result.unanswered.values()), "Placement does not answer")
             remaining = [row["uuid"] for row in batch.rows if not result.has_result(row)]
             result.unanswered |= dict.fromkeys(remaining, last_error)
         return result

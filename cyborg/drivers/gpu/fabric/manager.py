@@ -131,8 +131,9 @@ class FabricManager:
                 self._requests.activate(number, addresses)
             except RequestFailed as exc:
                 if exc.returned not in USED:
-                    # The effect is unknown: if the partition becomes active, it is an own one.
-                    self._store(record.with_own(number, is_own=True))
+                    # The effect is unknown: if the partition becomes active, it is an own one, with
+                    # these functions.
+                    self._store(replace(requested, partitions=record.partitions))
                     raise
                 # A refused request has no effect: ``_take_active`` finds out what is active.
                 self._store(record)
@@ -228,10 +229,12 @@ class FabricManager:
             )
 
     def _record(self, partitions: tuple[Partition, ...]) -> _Record:
-        """Return the record of these partitions, with the known functions of the active ones."""
+        """Return the record of these partitions, with the functions of active and own ones."""
         record = self._load() or _Record(())
-        active = {str(p.id) for p in partitions if p.is_active}
-        functions = {key: names for key, names in sorted(record.functions.items()) if key in active}
+        kept = {str(p.id) for p in partitions if p.is_active} | {
+            str(number) for number in record.own
+        }
+        functions = {key: names for key, names in sorted(record.functions.items()) if key in kept}
         return replace(record, partitions=partitions, functions=functions)
 
     def _load(self) -> _Record | None:

@@ -150,5 +150,5 @@ def test_load_devices_too_many_is_rejected() -> None:
         hardware(f"0000:{n:02x}:00.0", attach_type="TEST_PCI", acc_specs={"num": 256})
         for n in range(17)
     ]
-    with pytest.raises(Invalid, match="more than 4096 handles"):
+    with pytest.raises(Invalid, match="more than 4096 devices and handles"):
         load_devices({"hardware": many}, "b", "X")

@@ -327,6 +327,21 @@ def test_read_tells_own_partitions_from_those_of_others(
     assert manager.read().own == set()
 
 
+def test_activation_that_completes_late_has_its_functions(
+    manager: FabricManager, double: FabricManagerDouble
+) -> None:
+    functions = ["0000:01:00.4", "0000:02:00.4"]
+    double.set("fail", "fmActivateFabricPartitionWithVFs -10 1")
+    with pytest.raises(DriverFailed, match="NVLINK_ERROR"):
+        manager.activate(4, functions)
+    assert active(manager) == []
+    double.set("active", "4")
+    assert active(manager) == [4]
+    manager.activate(4, functions)
+    with pytest.raises(DriverFailed, match=r"is active with the virtual functions 0000:01:00\.4"):
+        manager.activate(4, [*functions[:1], "0000:02:00.5"])
+
+
 def test_read_without_fabric_manager_has_the_last_own_partitions(
     manager: FabricManager, double: FabricManagerDouble
 ) -> None:

@@ -25,6 +25,7 @@ GROUPS: tuple[options.Section, ...] = (
     options.RPC,
     options.STANDALONE,
     options.TRACING,
+    options.UPGRADE_LEVELS,
 )
 
 
@@ -38,6 +39,7 @@ AGENT_GROUPS: tuple[options.Section, ...] = (
     options.LIBVIRT,
     options.RPC,
     options.TRACING,
+    options.UPGRADE_LEVELS,
 )
 API_GROUPS: tuple[options.Section, ...] = (
     options.DEFAULT,
@@ -46,6 +48,7 @@ API_GROUPS: tuple[options.Section, ...] = (
     options.DATABASE,
     options.RPC,
     options.TRACING,
+    options.UPGRADE_LEVELS,
 )
 CONDUCTOR_GROUPS: tuple[options.Section, ...] = (
     options.DEFAULT,
@@ -59,6 +62,7 @@ CONDUCTOR_GROUPS: tuple[options.Section, ...] = (
     options.QUOTA,
     options.RPC,
     options.TRACING,
+    options.UPGRADE_LEVELS,
 )
 DBSYNC_GROUPS: tuple[options.Section, ...] = (options.DEFAULT, options.CONDUCTOR, options.DATABASE)
 STATUS_GROUPS: tuple[options.Section, ...] = (
@@ -67,6 +71,7 @@ STATUS_GROUPS: tuple[options.Section, ...] = (
     options.CONDUCTOR,
     options.DATABASE,
     options.PLACEMENT,
+    options.UPGRADE_LEVELS,
 )
 
 

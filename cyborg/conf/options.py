@@ -145,6 +145,13 @@ RPC = Section(
     cfg.ListOpt("allowed_users", default=[]),
 )
 
+# Not of the section [rpc]: OpenStack services have their pins in this section.
+UPGRADE_LEVELS = Section(
+    "upgrade_levels",
+    cfg.StrOpt("agent", regex=r"^[0-9]{1,4}\.[0-9]{1,4}$"),
+    cfg.StrOpt("conductor", regex=r"^[0-9]{1,4}\.[0-9]{1,4}$"),
+)
+
 STANDALONE = Section(
     "standalone",
     cfg.HostAddressOpt("listen", default="127.0.0.1"),

@@ -4,7 +4,7 @@
 import inspect
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
@@ -14,7 +14,7 @@ from oslo_config import cfg
 from oslo_context.context import RequestContext
 
 from cyborg import tracing
-from cyborg.core.errors import TimedOut, Unavailable
+from cyborg.core.errors import Misconfigured, TimedOut, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.rpc import context, envelope, publishing
 from cyborg.rpc.agent_api import AgentAPI
@@ -24,6 +24,7 @@ from cyborg.rpc.contract import (
     MAX_MESSAGE_BYTES,
     ConductorAPI,
     Contract,
+    is_newer,
 )
 from cyborg.rpc.transport import Transport
 from cyborg.telemetry.recorder import RPC_CLIENT_CALLS, RPC_CLIENT_SECONDS
@@ -99,6 +100,7 @@ class Client:
     time_at: Callable[[float], datetime | None] | None = None
 
     def __post_init__(self) -> None:
+        self._pin = _read_pin(self.contract, self.conf)
         self._topic = f"{self.conf.rpc.topic}.{self.contract.name}"
         target = oslo_messaging.Target(
             exchange=self.conf.rpc.topic, topic=self._topic, version=self.contract.version
@@ -125,6 +127,11 @@ class Client:
         with measured, tracing.child_span(f"rpc {name}", tracing.SpanKind.CLIENT, host=server):
             return self._call(method, server, arguments)
 
+    def supports(self, method: str, arguments: Collection[str]) -> bool:
+        """Return whether the pin allows a call with these optional arguments."""
+        version, _ = self.contract.minimal_call(method, arguments)
+        return self._pin is None or not is_newer(version, self._pin)
+
     def _call(self, method: str, server: str | None, arguments: Mapping[str, Any]) -> Any:
         """Send a call with the lowest version that has its arguments; return the answer."""
         definition = self.contract.methods[method]
@@ -133,10 +140,16 @@ class Client:
             limit = self.conf.conductor.max_report_bytes
         name = f"{self.contract.name}.{method}"
         envelope.check_size(arguments, limit, name)
-        self.transport.ensure_open()
         subject = name + (f" on {server}" if server else "")
         given = {key for key, value in arguments.items() if value is not None}
         version, left_out = self.contract.minimal_call(method, given)
+        # Before the broker is asked: any server may be of the former release.
+        if not self.supports(method, given):
+            raise Unavailable(
+                f"{subject} needs RPC version {version}, but [upgrade_levels] {self.contract.name} "
+                f"is {self._pin}: an upgrade is in progress"
+            )
+        self.transport.ensure_open()
         # An argument of a newer version that is None: an older server would reject its name.
         values = {key: value for key, value in arguments.items() if key not in left_out}
         target = {"version": version} | ({"server": server} if server else {})
@@ -294,10 +307,33 @@ def make_agent_client(transport: Transport, conf: cfg.ConfigOpts) -> AgentAPI:
     return cast(AgentAPI, _Proxy(Client(AGENT, transport, conf), AgentAPI))
 
 
+def supports(api: ConductorAPI | AgentAPI, method: str, *arguments: str) -> bool:
+    """Return whether the pinned version has a method with these optional arguments.
+
+    Without it, the caller must do what the former release does: its servers may receive the call.
+    An ``api`` that is no RPC client has the methods of this release.
+    """
+    return not isinstance(api, _Proxy) or api.client.supports(method, arguments)
+
+
+def _read_pin(contract: Contract, conf: cfg.ConfigOpts) -> str | None:
+    """Return the highest version of a call, None without a limit. Raise Misconfigured."""
+    pin: str | None = conf.upgrade_levels[contract.name]
+    if pin is not None and pin.partition(".")[0] != contract.version.partition(".")[0]:
+        option = f"[upgrade_levels] {contract.name}"
+        raise Misconfigured(
+            f"{option} is {pin}, expected a version of the same major version as "
+            f"{contract.version}, that of this release",
+            option=option,
+        )
+    return pin
+
+
 class _Proxy:
     """Client with the methods that an API declares."""
 
     def __init__(self, client: Client, api: type) -> None:
+        self.client = client
         # No __getattr__: a call of a method that the contract lacks must fail as for any object.
         for name in client.contract.methods:
             setattr(self, name, _make_method(client, name, getattr(api, name)))

@@ -84,6 +84,11 @@ class Contract:
         return max(versions, key=_version_key), frozenset(newer).difference(given)
 
 
+def is_newer(version: str, other: str) -> bool:
+    """Return whether an RPC version is newer than another one."""
+    return _version_key(version) > _version_key(other)
+
+
 def rpc_method(**options: Any) -> Callable[[F], F]:
     """Set fields of ``Method`` for a declared method, such as ``since`` or ``is_report``."""
 

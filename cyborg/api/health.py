@@ -13,8 +13,10 @@ from cyborg.api.versions import LATEST
 from cyborg.core import hosts
 from cyborg.core.errors import CyborgError, Unavailable
 from cyborg.core.log import get_logger
+from cyborg.core.upgrade import SCHEMA
 from cyborg.db.engine import Reader
-from cyborg.rpc.contract import ConductorAPI
+from cyborg.db.schema import REVISION
+from cyborg.rpc.contract import CONDUCTOR, ConductorAPI
 from cyborg.threads.failures import RateLimitedLogger
 from cyborg.threads.periodic import LoopThread
 
@@ -168,7 +170,7 @@ class Heartbeat(LoopThread):
 
     def run_once(self) -> float:
         """Send one heartbeat; return the seconds until the next one."""
-        versions: dict[str, Any] = {"api": LATEST}
+        versions = {"api": LATEST, "rpc": CONDUCTOR.version, SCHEMA: REVISION}
         try:
             response = self._conductor.service_hello(
                 hosts.API, self._conf.host, self._epoch, versions

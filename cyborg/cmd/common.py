@@ -46,12 +46,16 @@ def add_format(parser: Any) -> None:
     )
 
 
-def require_head(engine: sa.Engine, name: str) -> None:
-    """Raise Conflict if a database, called ``name`` in the message, has another revision."""
-    if (current := migrate.version(engine)) != migrate.head():
+def require_schema(engine: sa.Engine, name: str) -> None:
+    """Raise Conflict if a database, called ``name`` in the message, is not upgraded.
+
+    Contract migrations may remain: this release works before and after them.
+    """
+    pending = migrate.find_pending(engine)
+    if pending.required:
         raise Conflict(
-            f"the {name} is at revision {current or 'none'}, expected {migrate.head()}: run "
-            "'cyborg-dbsync upgrade' first"
+            f"the {name} is at revision {pending.current or 'none'}, expected at least "
+            f"{pending.required[-1].revision}: run 'cyborg-dbsync upgrade' first"
         )
 
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``cyborg-dbsync``: upgrade the database to the schema of this release, or show its revision.
 
+``upgrade`` leaves the contract migrations, which remove what daemons of the former release use, to
+``contract``: see ``cyborg.db.migrate``.
+
 ``import`` takes over a database of OpenStack Cyborg: see ``cyborg.cmd.dbsync_import``. ``purge``
 deletes old rows in batches, while the service runs. The sweeps of the conductors do the same by the
 options of [conductor]. The command is for a database that has grown before, or whose rows an
@@ -28,7 +31,7 @@ from oslo_config import cfg
 
 from cyborg import conf as options
 from cyborg.cmd import configuration, dbsync_import
-from cyborg.cmd.common import add_format, require_head, wait_for_database, write_line
+from cyborg.cmd.common import add_format, require_schema, wait_for_database, write_line
 from cyborg.conf.options import reference_release
 from cyborg.core.custody import Entry, Event, Log, SealedRecord, serialize_new, verify
 from cyborg.core.errors import Conflict, CyborgError, Misconfigured
@@ -75,8 +78,20 @@ def _verbs(parsers: Any) -> None:
     """Add the parsers of all verbs; each sets ``run``, called with engine and configuration."""
     parser = parsers.add_parser("upgrade", help="apply the missing migrations")
     parser.add_argument("revision", nargs="?", default="head", help="target revision (head)")
+    _add_offline(parser)
     parser.set_defaults(
-        run=lambda engine, conf: migrate.upgrade(engine, conf.verb.revision, report=write_line)
+        run=lambda engine, conf: migrate.upgrade(
+            engine, conf.verb.revision, report=write_line, is_alone=conf.verb.offline
+        )
+    )
+    parser = parsers.add_parser(
+        "contract", help="apply the contract migrations that upgrade has left"
+    )
+    _add_offline(parser)
+    parser.set_defaults(
+        run=lambda engine, conf: migrate.contract(
+            engine, report=write_line, is_alone=conf.verb.offline
+        )
     )
     parser = parsers.add_parser("version", help="show the revision of the database")
     parser.set_defaults(run=lambda engine, conf: _version(engine))
@@ -106,9 +121,24 @@ def _verbs(parsers: Any) -> None:
     _add_sign_custody(parsers)
 
 
+def _add_offline(parser: Any) -> None:
+    parser.add_argument(
+        "--offline",
+        action="store_true",
+        help="no conductor and no API of an older release runs, or will run again",
+    )
+
+
 def _version(engine: sa.Engine) -> None:
     current, head = migrate.version(engine), migrate.head()
-    write_line(f"{current} (head)" if current == head else f"{current or 'none'} (head is {head})")
+    if current == head:
+        write_line(f"{current} (head)")
+        return
+    remain = ""
+    # A newer release may have upgraded the database: its revision is shown all the same.
+    if migrate.is_known(current) and not migrate.find_pending(engine).required:
+        remain = "contract migrations remain, "
+    write_line(f"{current or 'none'} ({remain}head is {head})")
 
 
 # Kinds that are deleted only if they are named: an operator may still need them.
@@ -159,7 +189,7 @@ def _add_purge(parsers: Any) -> None:
 def _run_purge(engine: sa.Engine, conf: Any) -> None:
     """Purge, and print the numbers of rows. Raise Conflict for another revision."""
     arguments = conf.verb
-    require_head(engine, "database")
+    require_schema(engine, "database")
     with errors.translate():
         results = purge(
             unit_of_work.UnitOfWork(engine),

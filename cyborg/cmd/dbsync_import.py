@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from cyborg.cmd.common import require_head, write_line, write_table
+from cyborg.cmd.common import require_schema, write_line, write_table
 from cyborg.core.errors import Conflict, Invalid
 from cyborg.core.migration import host_plan, import_plan
 from cyborg.core.migration.import_plan import Drop, HostImport, UnknownUse, find_unserved_names
@@ -89,7 +89,7 @@ def run(
     Raise Invalid for a URL that cannot be used, NotFound and Conflict for a source or a target that
     cannot be imported, and Unavailable if a database does not answer.
     """
-    require_head(engine, "target")
+    require_schema(engine, "target")
     source = _make_source(source_url)
     try:
         # Without options: these may differ for the same database.

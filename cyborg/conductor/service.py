@@ -23,9 +23,11 @@ from cyborg.conductor.wiring import Conductor, build_conductor
 from cyborg.core import hosts
 from cyborg.core.errors import Unavailable
 from cyborg.core.log import get_logger
+from cyborg.core.upgrade import SCHEMA
 from cyborg.db.custody import write as custody_keys
 from cyborg.db.engine import Reader, make_detector, make_engine, wait_until_ready
 from cyborg.db.errors import FAILURES
+from cyborg.db.schema import REVISION
 from cyborg.db.timeouts import PROBE_INTERVAL, StallDetector
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.client import make_agent_client, make_conductor_client
@@ -284,7 +286,7 @@ class ConductorService:
         A heartbeat that fails takes up to ``[rpc] timeout``.
         """
         conf, client = self._conf, make_conductor_client(transport, self._conf)
-        versions = {"rpc": CONDUCTOR.version}
+        versions = {"rpc": CONDUCTOR.version, SCHEMA: REVISION}
 
         def send() -> dict[str, Any]:
             return client.service_hello(

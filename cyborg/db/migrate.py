@@ -3,12 +3,18 @@
 
 The migration scripts are part of the package. A lock in the database prevents two concurrent
 upgrades: a named lock on MariaDB, MySQL and PostgreSQL, the write transaction on SQLite.
+
+A migration with ``phase = "contract"`` removes what a former release uses. ``upgrade`` leaves those
+at the end of the list to ``contract``, so that daemons of both releases can use the database
+meanwhile. Either runs a contract migration only if no conductor and no API needs what it removes,
+according to the last heartbeats.
 """
 
 import contextlib
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +26,10 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 
 from cyborg.core.errors import Conflict, Invalid
+from cyborg.core.text import join_limited
+from cyborg.core.upgrade import SCHEMA, Daemon, Migration, find_blockers, split_contracts
 from cyborg.db import errors, migrations
+from cyborg.db.schema import services
 
 # Callback that gets each progress line of an upgrade.
 Report = Callable[[str], object]
@@ -31,6 +40,25 @@ _SCRIPTS_DIR = str(Path(migrations.__file__).parent)
 
 # Seconds to wait for another upgrade of the same database.
 LOCK_SECONDS = 300
+
+# The value of ``phase`` in a migration that removes something.
+CONTRACT = "contract"
+
+MAX_NAMED = 5  # daemons that one message names
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Migrations that a database lacks, oldest first: those of ``upgrade``, then of ``contract``.
+
+    ``current`` is the revision of the database. ``blockers`` are the daemons because of which the
+    first contract migration cannot run yet.
+    """
+
+    current: str | None
+    required: Sequence[Migration]
+    contracts: Sequence[Migration]
+    blockers: Sequence[Daemon] = ()
 
 
 def _quiet(line: str) -> None:
@@ -48,30 +76,127 @@ def version(engine: sa.Engine) -> str | None:
         return _current(connection)
 
 
-def upgrade(engine: sa.Engine, revision: str = "head", report: Report = _quiet) -> str:
+def is_known(revision: str | None) -> bool:
+    """Return whether this release knows a revision, or there is none."""
+    return revision is None or _find(_scripts(), revision) is not None
+
+
+def find_pending(engine: sa.Engine) -> Pending:
+    """Return the migrations that a database lacks. Raise Conflict and Unavailable."""
+    scripts = _scripts()
+    with errors.translate(), engine.connect() as connection:
+        pending = _find_pending(scripts, connection, _resolve(scripts, "head"))
+        if not pending.contracts:
+            return pending
+        supporting = _find_supporting(scripts, pending.contracts[0].revision)
+        blockers = find_blockers(read_daemons(connection), supporting)
+    return Pending(pending.current, pending.required, pending.contracts, blockers)
+
+
+def read_daemons(connection: sa.Connection) -> list[Daemon]:
+    """Return all daemons that have sent a heartbeat, by host."""
+    query = sa.select(services.c.binary, services.c.host, services.c.versions)
+    found = connection.execute(query.order_by(services.c.host, services.c.binary))
+    return [
+        Daemon(row.binary, row.host, _text(row.versions, "rpc"), _text(row.versions, SCHEMA))
+        for row in found
+    ]
+
+
+def upgrade(
+    engine: sa.Engine, revision: str = "head", report: Report = _quiet, *, is_alone: bool = False
+) -> str:
     """Run the migrations up to a revision; return this revision.
 
-    ``report`` is called with each line of the progress.
+    "head" leaves the last contract migrations to ``contract``. ``report`` is called with each line
+    of the progress. ``is_alone``: no other process uses the database, whatever its heartbeats say.
 
     Do nothing if the database is at this revision or a later one. Raise Invalid for an unknown
-    revision, Conflict if a newer release upgraded the database or another upgrade does not end,
-    and Unavailable if the database is down.
+    revision, Conflict if a newer release upgraded the database, a daemon needs what a migration
+    removes, or another upgrade does not end, and Unavailable if the database is down.
     """
     scripts = _scripts()
     goal = _resolve(scripts, revision)
+    return _run(engine, scripts, goal, report, leaves=revision == "head", is_alone=is_alone)
+
+
+def contract(engine: sa.Engine, report: Report = _quiet, *, is_alone: bool = False) -> str:
+    """Run the contract migrations that ``upgrade`` has left; return the revision.
+
+    ``is_alone`` is that of ``upgrade``. Raise Conflict if the database lacks other migrations, and
+    the errors of ``upgrade``.
+    """
+    scripts = _scripts()
+    goal = _resolve(scripts, "head")
+    with errors.translate(), engine.connect() as connection:
+        pending = _find_pending(scripts, connection, goal)
+    if pending.required:
+        raise Conflict(
+            f"the database is at revision {pending.current or 'none'}: run 'cyborg-dbsync upgrade' "
+            "first"
+        )
+    return _run(engine, scripts, goal, report, is_alone=is_alone)
+
+
+def _run(
+    engine: sa.Engine,
+    scripts: ScriptDirectory,
+    goal: str,
+    report: Report,
+    *,
+    leaves: bool = False,
+    is_alone: bool = False,
+) -> str:
+    """Run the migrations up to a revision; ``leaves``: but for the contract migrations at the end.
+
+    Return the revision that was reached.
+    """
+
+    def find_steps(connection: sa.Connection) -> Sequence[Migration]:
+        nonlocal goal
+        pending = _find_pending(scripts, connection, goal)
+        # In a new database no daemon has worked.
+        if not leaves or pending.current is None or not pending.contracts:
+            return [*pending.required, *pending.contracts]
+        goal = pending.required[-1].revision if pending.required else pending.current
+        report(
+            f"{len(pending.contracts)} contract migration(s) remain: run 'cyborg-dbsync contract' "
+            "when all daemons have this release."
+        )
+        return pending.required
+
     with errors.translate():
         with engine.connect() as connection:
-            if not _missing(scripts, _current(connection), goal):
+            if not find_steps(connection):
                 report(f"The database is at {goal} or later: nothing to do.")
                 return goal
         with _upgrade_lock(engine, report), engine.begin() as connection:
             # Read again under the lock: another upgrade may have just ended.
-            steps = _missing(scripts, _current(connection), goal)
+            steps = find_steps(connection)
+            if not is_alone:
+                _check_blockers(scripts, connection, steps)
             report(f"{len(steps)} migration(s) to run.")
             with _ALEMBIC:
                 command.upgrade(_config(connection, report), goal)
     report(f"The database is at {goal}.")
     return goal
+
+
+def _check_blockers(
+    scripts: ScriptDirectory, connection: sa.Connection, steps: Sequence[Migration]
+) -> None:
+    """Raise Conflict if a daemon uses what one of the migrations removes."""
+    # No guard in the migration itself: DDL is not part of a transaction on MariaDB.
+    if _current(connection) is None or not any(step.contracts for step in steps):
+        return
+    daemons = read_daemons(connection)
+    for step in (step for step in steps if step.contracts):
+        if blockers := find_blockers(daemons, _find_supporting(scripts, step.revision)):
+            raise Conflict(
+                f"migration {step.revision} removes what daemons of an older release use: "
+                f"{join_limited(list(map(str, blockers)), MAX_NAMED)}. Upgrade them, or remove "
+                "those that left with 'cyborg service-delete', and retry"
+            )
 
 
 def stamp(engine: sa.Engine, revision: str, report: Report = _quiet) -> str:
@@ -116,23 +241,42 @@ def _find(scripts: ScriptDirectory, revision: str) -> str | None:
     return None if found is None else str(found.revision)
 
 
-def _missing(scripts: ScriptDirectory, current: str | None, goal: str) -> list[str]:
-    """Return the revisions to run, newest first, to upgrade from ``current`` to ``goal``.
+def _find_pending(scripts: ScriptDirectory, connection: sa.Connection, goal: str) -> Pending:
+    """Return the migrations from the revision of a database to ``goal``.
 
-    Return none if ``goal`` is not newer than ``current``.
+    There are none if ``goal`` is not newer. Raise Conflict.
     """
-    if current is None:
-        return [script.revision for script in scripts.iterate_revisions(goal, "base")]
-    if _find(scripts, current) is None:
+    current = _current(connection)
+    if current is not None and _find(scripts, current) is None:
         raise Conflict(
             f"database revision {current} is unknown to this release: a newer release upgraded the "
             "database. A migration cannot be undone: install that release again, or restore the "
             "backup that was made before the upgrade"
         )
     # Not by comparing revisions: they are random, and only the scripts have an order.
-    passed = {script.revision for script in scripts.iterate_revisions(current, "base")}
-    steps = (script.revision for script in scripts.iterate_revisions(goal, "base"))
-    return [step for step in steps if step not in passed]
+    passed = (
+        {script.revision for script in scripts.iterate_revisions(current, "base")}
+        if current is not None
+        else frozenset()
+    )
+    missing = [
+        Migration(script.revision, getattr(script.module, "phase", None) == CONTRACT)
+        for script in scripts.iterate_revisions(goal, "base")
+        if script.revision not in passed
+    ]
+    required, contracts = split_contracts(missing[::-1])
+    return Pending(current, required, contracts)
+
+
+def _find_supporting(scripts: ScriptDirectory, revision: str) -> frozenset[str]:
+    """Return the revisions from this one on: their releases do without what it removes."""
+    later = scripts.iterate_revisions("head", revision)
+    return frozenset(script.revision for script in later) | {revision}
+
+
+def _text(versions: Any, key: str) -> str | None:
+    value = versions.get(key) if isinstance(versions, dict) else None
+    return None if value is None else str(value)
 
 
 def _config(connection: sa.Connection, report: Report) -> Config:

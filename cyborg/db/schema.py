@@ -45,6 +45,9 @@ from cyborg.db.columns import foreign_key as _foreign_key
 from cyborg.db.columns import table as _table
 from cyborg.db.columns import uuid_column as _uuid
 
+# The last migration, ``cyborg.db.migrate.head``. The API has no alembic to look it up.
+REVISION = "3f7c2a9d1b64"
+
 metadata = columns.metadata
 attachments = work_tables.attachments
 audits = work_tables.audits

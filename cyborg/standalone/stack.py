@@ -115,7 +115,7 @@ class StandaloneStack:
         self.report("database: migrating")
         engine = make_engine(conf)
         self._undo.callback(engine.dispose)
-        migrate.upgrade(engine)
+        migrate.upgrade(engine, is_alone=True)
 
         self.report("Placement: starting")
         app = placement.make_app(f"sqlite:///{self.state / PLACEMENT_DATABASE}")

@@ -52,20 +52,28 @@ class Checks(UpgradeCommands):
         try:
             engine = make_engine(self._conf)
             try:
-                current, head = migrate.version(engine), migrate.head()
+                current = migrate.version(engine)
+                if not migrate.is_known(current):
+                    return self._require(current)
+                pending = migrate.find_pending(engine)
             finally:
                 engine.dispose()
         except CyborgError as exc:
             return Result(Code.FAILURE, str(exc))
         except errors.FAILURES as exc:
             return Result(Code.FAILURE, f"database error: {errors.reason(exc)}")
-        if current == head:
-            return Result(Code.SUCCESS)
+        if pending.required:
+            return self._require(current)
+        return status_checks.check_contracts(pending)
+
+    @staticmethod
+    def _require(current: str | None) -> Result:
+        """Return the failure of a database with another revision."""
         return Result(
             Code.FAILURE,
-            f"The database is at {current or 'no revision'}, this release requires {head}. Run "
-            "'cyborg-dbsync upgrade'. If that command does not know the revision, a newer release "
-            "has upgraded the database.",
+            f"The database is at {current or 'no revision'}, this release requires "
+            f"{migrate.head()}. Run 'cyborg-dbsync upgrade'. If that command does not know the "
+            "revision, a newer release has upgraded the database.",
         )
 
     def _work(self) -> Result:
@@ -135,6 +143,10 @@ class Checks(UpgradeCommands):
             ("Database schema", _database),
             ("Unfinished work", _work),
             ("Daemons", lambda self: self._read(status_checks.check_daemons)),
+            (
+                "RPC pins",
+                lambda self: self._read(lambda tx: status_checks.check_pins(tx, self._conf)),
+            ),
             (
                 "Device profiles",
                 lambda self: self._read(lambda tx: status_checks.check_profiles(tx, self._conf)),

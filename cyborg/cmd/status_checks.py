@@ -20,12 +20,14 @@ from cyborg.core.binding.profile import parse_groups
 from cyborg.core.drivers.registry import describe_counterpart
 from cyborg.core.errors import Misconfigured
 from cyborg.core.hosts import AGENT as AGENT_BINARY
+from cyborg.core.hosts import CONDUCTOR as CONDUCTOR_BINARY
 from cyborg.core.migration import import_plan
 from cyborg.core.migration.import_plan import find_unserved_names
 from cyborg.core.text import join_limited
+from cyborg.core.upgrade import check_pin, find_lowest, parse_version
+from cyborg.db import migrate
 from cyborg.db.deployables import read as deployables
 from cyborg.db.profiles import read as device_profiles
-from cyborg.db.schema import services
 from cyborg.policies.enforcer import make_enforcer
 from cyborg.policies.rules import list_rules
 from cyborg.rpc.contract import AGENT, CONDUCTOR
@@ -47,19 +49,17 @@ def check_daemons(connection: sa.Connection) -> Result:
     Conductors serve daemons of the same major version; a daemon with a newer minor version is
     served, too, but may call methods that this release does not know.
     """
-    query = sa.select(services.c.binary, services.c.host, services.c.versions)
     other_major = defaultdict[str, list[str]](list)
     newer: list[str] = []
-    for row in connection.execute(query.order_by(services.c.host, services.c.binary)):
-        release = AGENT.version if row.binary == AGENT_BINARY else CONDUCTOR.version
+    for daemon in migrate.read_daemons(connection):
+        release = AGENT.version if daemon.binary == AGENT_BINARY else CONDUCTOR.version
         # Nothing is known of a daemon that sends no version, so that it is not reported.
-        version = str((row.versions or {}).get("rpc", release))
-        ours, theirs = _parse_version(release), _parse_version(version)
-        name = f"{row.binary} of host {row.host}"
+        version = daemon.rpc or release
+        ours, theirs = parse_version(release), parse_version(version)
         if theirs is None or ours is None or theirs[0] != ours[0]:
-            other_major[version].append(name)
+            other_major[version].append(str(daemon))
         elif theirs > ours:
-            newer.append(name)
+            newer.append(str(daemon))
     if other_major:
         others = "; ".join(
             f"{version}: {join_limited(names, MAX_NAMED)}" for version, names in other_major.items()
@@ -77,6 +77,37 @@ def check_daemons(connection: sa.Connection) -> Result:
             "the conductors first.",
         )
     return Result(Code.SUCCESS)
+
+
+def check_pins(connection: sa.Connection, conf: cfg.ConfigOpts) -> Result:
+    """Compare [upgrade_levels] with the RPC versions of the daemons that are called."""
+    daemons = migrate.read_daemons(connection)
+    problems = []
+    for contract, binary in ((AGENT, AGENT_BINARY), (CONDUCTOR, CONDUCTOR_BINARY)):
+        lowest = find_lowest(daemon.rpc for daemon in daemons if daemon.binary == binary)
+        pin = conf.upgrade_levels[contract.name]
+        problems.append(check_pin(contract.name, contract.version, pin, lowest))
+    found = [problem for problem in problems if problem is not None]
+    if not found:
+        return Result(Code.SUCCESS)
+    is_failure = any(problem.is_failure for problem in found)
+    code = Code.FAILURE if is_failure else Code.WARNING
+    return Result(code, " ".join(problem.text for problem in found))
+
+
+def check_contracts(pending: migrate.Pending) -> Result:
+    """Remind of contract migrations, and name the daemons because of which they cannot run yet."""
+    if not pending.contracts:
+        return Result(Code.SUCCESS)
+    remain = f"{len(pending.contracts)} contract migration(s) remain"
+    if not pending.blockers:
+        return Result(Code.WARNING, f"{remain}: run 'cyborg-dbsync contract'.")
+    names = join_limited(list(map(str, pending.blockers)), MAX_NAMED)
+    return Result(
+        Code.WARNING,
+        f"{remain}: run 'cyborg-dbsync contract' when these daemons are upgraded, or removed with "
+        f"'cyborg service-delete': {names}.",
+    )
 
 
 def check_profiles(connection: sa.Connection, conf: cfg.ConfigOpts) -> Result:
@@ -292,10 +323,3 @@ def _renamed_options(declared: Mapping[str, Iterable[cfg.Opt]]) -> dict[tuple[st
                 place = (former.group or section, (former.name or option.name).replace("-", "_"))
                 renamed[place] = f"[{section}] {option.dest}"
     return renamed
-
-
-def _parse_version(text: str) -> tuple[int, ...] | None:
-    try:
-        return tuple(int(part) for part in text.split("."))
-    except ValueError:
-        return None

@@ -3,6 +3,7 @@
 
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import sqlalchemy as sa
 
 from cyborg import conf as own_options
 from cyborg.cmd import dbsync, status
-from cyborg.db import schema
+from cyborg.db import migrate, schema
 from cyborg.db.schema import outbox
 from cyborg.tests.fixtures.databases import rows as table_rows
 from cyborg.tests.fixtures.machine.processes import free_port, ini
+from cyborg.tests.fixtures.upgrade.next_release import CONTRACTION, EXPANSION, add_migrations
 
 
 @pytest.fixture
@@ -147,6 +149,75 @@ def test_check_compares_the_versions_of_daemons(
     found, details = check_one(config, capsys, "Daemons")
     assert found == result
     assert (text in details) if text and details else (details == text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pin", "version", "result", "text"),
+    [
+        (None, "1.0", 0, None),
+        ("1.0", "1.0", 0, None),
+        ("1.1", "1.0", 2, "[upgrade_levels] conductor is 1.1"),
+        ("2.0", "1.0", 2, "[upgrade_levels] conductor is 2.0"),
+        (None, "1.9", 0, None),
+        (None, "odd", 0, None),
+    ],
+)
+def test_check_compares_pins_with_the_versions_of_conductors(
+    config: Path,
+    capsys: pytest.CaptureFixture[str],
+    pin: str | None,
+    version: str,
+    result: int,
+    text: str | None,
+) -> None:
+    dbsync.main(["--config-file", str(config), "upgrade"])
+    engine = sa.create_engine(f"sqlite:///{config.parent}/cyborg.db")
+    row = table_rows.insert_agent(engine)
+    values = {"binary": "cyborg-conductor", "versions": {"rpc": version}}
+    table_rows.update(engine, schema.services, row, **values)
+    engine.dispose()
+    if pin is not None:
+        add_settings(config, upgrade_levels={"conductor": pin})
+    found, details = check_one(config, capsys, "RPC pins")
+    assert found == result
+    # The command breaks lines.
+    words = " ".join(details.split()) if details else None
+    assert (text in words) if text and words else (words == text)
+
+
+@pytest.mark.slow
+def test_check_reminds_of_contract_migrations(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dbsync.main(["--config-file", str(config), "upgrade"])
+    folder = config.parent / "migrations"
+    shutil.copytree(migrate._SCRIPTS_DIR, folder)
+    add_migrations(folder / "versions", schema.REVISION)
+    monkeypatch.setattr(migrate, "_SCRIPTS_DIR", str(folder))
+    assert check_one(config, capsys, "Database schema")[0] == 2
+    assert dbsync.main(["--config-file", str(config), "upgrade"]) == 0
+    result, details = check_one(config, capsys, "Database schema")
+    assert result == 1
+    assert "run 'cyborg-dbsync contract'" in " ".join(str(details).split())
+    capsys.readouterr()
+    assert dbsync.main(["--config-file", str(config), "version"]) == 0
+    remain = f"{EXPANSION} (contract migrations remain, head is {CONTRACTION})\n"
+    assert capsys.readouterr().out == remain
+    # The other commands work before and after it.
+    assert dbsync.main(["--config-file", str(config), "purge", "--older-than", "1"]) == 0
+    engine = sa.create_engine(f"sqlite:///{config.parent}/cyborg.db")
+    row = table_rows.insert_agent(engine)
+    table_rows.update(engine, schema.services, row, binary="cyborg-api")
+    engine.dispose()
+    result, details = check_one(config, capsys, "Database schema")
+    assert result == 1
+    assert "cyborg-api of host compute-1" in " ".join(str(details).split())
+    capsys.readouterr()
+    assert dbsync.main(["--config-file", str(config), "contract"]) == 1
+    assert "cyborg-api of host compute-1" in capsys.readouterr().err
+    assert dbsync.main(["--config-file", str(config), "contract", "--offline"]) == 0
+    assert check_one(config, capsys, "Database schema") == (0, None)
 
 
 def test_check_without_database_does_not_know_the_daemons(

@@ -4,10 +4,9 @@
 Real processes, MariaDB, RabbitMQ and Placement.
 """
 
+import contextlib
 import os
 import signal
-import threading
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,71 +21,14 @@ from cyborg.tests.fixtures.clouds.cloud import Cloud, make_and_run_cloud
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.databases import engine_of, fresh_database
 from cyborg.tests.fixtures.machine.processes import wait_until
+from cyborg.tests.fixtures.upgrade.boots import PROFILE, Boots
 
 HOST = "compute-1"
 AGENT = f"agent-{HOST}"
 CARD = naming.provider_uuid(HOST, "0000:0c:00.0")
 CLIENTS, WORKERS = 3, 2
-# Boots that end between two signals.
-MIN_CYCLES = 5
 
 pytestmark = [pytest.mark.services, pytest.mark.matrix]
-
-
-class Boots:
-    """Clients that boot and delete servers until ``stop``."""
-
-    def __init__(self, endpoint: str) -> None:
-        self._url = f"{endpoint}/v2"
-        self._stopped = threading.Event()
-        self._threads = [threading.Thread(target=self._work) for _ in range(CLIENTS)]
-        self.cycles = 0
-        self.errors: list[str] = []
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        """Wait for the end of the present boots."""
-        self._stopped.set()
-        for thread in self._threads:
-            thread.join(120)
-
-    def wait(self) -> None:
-        """Wait until more boots have ended."""
-        goal = self.cycles + MIN_CYCLES
-        wait_until("boots go on", lambda: self.errors or self.cycles >= goal, 120)
-        assert not self.errors
-
-    def _work(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                self._boot_and_delete()
-            except Exception as exc:  # noqa: BLE001  the test reports it
-                self.errors.append(f"{exc!r}")
-                return
-            self.cycles += 1
-
-    def _boot_and_delete(self) -> None:
-        instance = str(uuid.uuid4())
-        (arq,) = self._call("POST", "", {"device_profile_name": "one-fpga"})["arqs"]
-        values = {"hostname": HOST, "device_rp_uuid": CARD, "instance_uuid": instance}
-        patch = [{"op": "add", "path": f"/{key}", "value": value} for key, value in values.items()]
-        self._call("PATCH", "", {arq["uuid"]: patch})
-        one = f"/{arq['uuid']}"
-
-        def has_ended() -> bool:
-            return bool(self._call("GET", one)["state"] in ("Bound", "BindFailed"))
-
-        wait_until("the bind ends", has_ended, 60)
-        state = self._call("GET", one)["state"]
-        assert state == "Bound", state
-        self._call("DELETE", f"?instance={instance}")
-
-    def _call(self, method: str, path: str, body: Any = None) -> Any:
-        url = f"{self._url}/accelerator_requests{path}"
-        answer = requests.request(method, url, json=body, timeout=60)
-        assert answer.ok, f"{method} {path}: {answer.status_code} {answer.text}"
-        return answer.json() if answer.content else None
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +44,7 @@ def cloud(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str) -> Iterator
         make_and_run_cloud(folder, database, rabbit_url, (HOST,), 8, options=options) as running,
     ):
         wait_until("the card is published", lambda: _is_published(engine))
-        body: Any = [{"name": "one-fpga", "groups": [{"resources:FPGA": "1"}]}]
+        body: Any = [{"name": PROFILE, "groups": [{"resources:FPGA": "1"}]}]
         answer = requests.post(f"{running.endpoint}/v2/device_profiles", json=body, timeout=60)
         assert answer.ok, answer.text
         yield running
@@ -134,7 +76,7 @@ def _wait_ready(cloud: Cloud, name: str, count: int) -> None:
 
 
 def test_no_boot_fails_while_daemons_are_reloaded_and_restarted(cloud: Cloud) -> None:
-    boots = Boots(cloud.endpoint)
+    boots = Boots(lambda: contextlib.nullcontext(cloud.endpoint), HOST, CARD, CLIENTS)
     try:
         boots.wait()
         for name in (*cloud.conductors, "api", AGENT):

@@ -22,7 +22,7 @@ from cyborg.core.contexts.context import merge_config
 from cyborg.core.contexts.states import OWNING
 from cyborg.core.errors import Forbidden
 from cyborg.core.explain import explanation as core
-from cyborg.core.explain import request_fit
+from cyborg.core.explain import rejections, request_fit
 from cyborg.core.explain.predicates import Failure, Predicate
 from cyborg.db.binding import project_units
 from cyborg.db.contexts import read as device_contexts
@@ -183,9 +183,8 @@ class Controller(Resource):
         # The quota of an administrator's own project says nothing about that of the user.
         over_quota = not elevated and count_room(self, request.caller.project_id, demands) == 0
         head = {"uuid": profile["uuid"], "name": profile["name"], "last_failure": None}
-        name = EXPLANATIONS.name
         return self._explain(
-            request, name, head, demands, over_quota=over_quota, host=host, page=page
+            request, EXPLANATIONS.name, head, demands, over_quota=over_quota, host=host, page=page
         )
 
     @CONTEXT_EXPLANATIONS.operation(
@@ -341,18 +340,28 @@ def explain_absent_providers(
     ``reason`` is the message of Placement if it rejected the whole query.
     """
     demands = context_demands(context)
-    targets = {demand.target for demand in demands}
-    states = provider_states.find(connection, attach_targets=targets)
     returned = {
         uuid
         for candidate in candidates
         for providers in candidate["mappings"].values()
         for uuid in providers
     }
-    rejections = request_fit.explain_rejections(
-        demands, states, returned, reason, limit=MAX_REJECTED
+    # Only the hosts of the nearest providers are read: a cloud has many thousand providers.
+    fit = request_fit.evaluate_counts(demands, provider_counts.find(connection, demands))
+    wanted = MAX_REJECTED + len(returned)
+    classes = resource_classes_of(demands)
+    states = provider_states.find(
+        connection,
+        hosts=rejections.choose_hosts(fit, wanted),
+        resource_classes=classes,
+        attach_targets={demand.target for demand in demands},
     )
-    return [_rejected(rejection) for rejection in rejections]
+    # The others fail each group at the first predicate: they are farther away than any of these.
+    if (missing := wanted - len(states)) > 0:
+        others = provider_states.find_other_uuids(connection, classes, missing)
+        states += _read_states(connection, others, demands)
+    explained = rejections.explain_rejections(fit, states, returned, reason, limit=MAX_REJECTED)
+    return [_rejected(rejection) for rejection in explained]
 
 
 def check_host(request: RequestContext, host: str | None) -> bool:
@@ -376,9 +385,8 @@ def _visible_owners(
 ) -> dict[int, str]:
     """Return the owners of the taken handles of each group, as far as the caller may see them.
 
-    They are a text for each number of a group that has taken handles.
-
-    Only providers whose first failure is TAKEN are considered.
+    They are a text for each number of a group that has taken handles. Only providers whose first
+    failure is TAKEN are considered.
     """
     with_taken = [summary for summary in summaries if summary.taken]
     if not with_taken:
@@ -462,7 +470,7 @@ def _last_failure(failure: Mapping[str, Any] | None, elevated: bool) -> dict[str
     return types.serialize(LastFailure, shown)
 
 
-def _rejected(rejection: request_fit.Rejection) -> dict[str, Any]:
+def _rejected(rejection: rejections.Rejection) -> dict[str, Any]:
     groups = [_provider_group(g.demand.number, g.failure, g.text) for g in rejection.groups]
     return {**types.serialize(Provider, rejection.provider), "groups": groups}
 

@@ -8,11 +8,6 @@ device context, needs all its groups on one host. So a group that no predicate e
 * as OTHER_GROUP if the host cannot serve another group of the request.
 
 Explanations, refused binds and allocation candidates use this evaluation.
-
-A rejection is the reason why Placement does not return a provider as an allocation candidate: the
-first predicate that the bind of Cyborg would fail. The actual reason of Placement
-may differ: a candidate needs a provider for each group on one host, Placement also counts the
-allocations of its other users, and it knows nothing of attach targets.
 """
 
 from collections import Counter
@@ -247,82 +242,3 @@ def _list_numbers(
         str(demand.number) for demand, first in zip(demands, firsts, strict=True) if first in chosen
     ]
     return f"{', '.join(numbers)} and {last}" if numbers else last
-
-
-QUERY_REJECTED = "no predicate fails, but Placement rejects the query"
-NOT_RETURNED = (
-    "no predicate fails: the limit of candidates is reached, or the host lacks other resources, or "
-    "the allocations in Placement differ from the database"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupRejection:
-    """Why Placement does not return a provider for a group.
-
-    ``failure`` is the first predicate that the provider fails, as ``core.explain.request_fit``
-    finds it; None if it fails none.
-    """
-
-    demand: GroupDemand
-    failure: Failure | None
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """A provider that is in no candidate, with the reason for each group."""
-
-    provider: ProviderState
-    groups: tuple[GroupRejection, ...]
-
-
-class _Absence(NamedTuple):
-    """A provider that is in no candidate, and how many groups it fails, at which last predicate."""
-
-    provider: ProviderState
-    failed_groups: int
-    last_position: int
-
-
-def explain_rejections(
-    demands: Sequence[GroupDemand],
-    providers: Sequence[ProviderState],
-    returned: Collection[str],
-    reason: str | None = None,
-    *,
-    limit: int | None = None,
-) -> list[Rejection]:
-    """Return the providers whose uuids are not in ``returned``, the fewest failures first.
-
-    ``providers`` are all providers of each host. ``reason`` is the message of Placement if it
-    rejected the whole query: then it does not matter whether the groups fit together. ``limit`` is
-    the maximum number of providers; None is all.
-    """
-    # Each of these providers is a kind of its own.
-    fit = evaluate_request(demands, providers)
-    groups_by_first = Counter(fit.firsts)  # numbers of equal groups
-    absences: list[_Absence] = []
-    for provider, alone in zip(fit.counts.kinds, fit.alone, strict=True):
-        if provider.uuid not in returned:
-            failures = {first: failure for first, failure in alone.items() if failure is not None}
-            failed_groups = sum(groups_by_first[first] for first in failures)
-            last = max((f.predicate.position for f in failures.values()), default=0)
-            absences.append(_Absence(provider, failed_groups, last))
-    # Of equal numbers, first the provider that fails at the latest predicate: it came nearest.
-    absences.sort(key=lambda absence: (absence.failed_groups, -absence.last_position))
-    # Only the chosen providers get texts.
-    rejections = []
-    for provider in (absence.provider for absence in absences[:limit]):
-        first_failures = (
-            explanation.find_failures(demands, fit.firsts, provider)
-            if reason
-            else fit.failures(provider)
-        )
-        fallback = f"{QUERY_REJECTED}: {reason}" if reason else NOT_RETURNED
-        groups = tuple(
-            GroupRejection(demand, failure, failure.text if failure else fallback)
-            for demand, failure in zip(demands, first_failures, strict=True)
-        )
-        rejections.append(Rejection(provider, groups))
-    return rejections

@@ -34,6 +34,7 @@ def find(
     *,
     resource_classes: Collection[str] | None = None,
     host: str | None = None,
+    hosts: Collection[str] | None = None,
     owner: str | None = None,
     uuids: Collection[str] | None = None,
     attach_targets: Collection[AttachTarget | None] = (),
@@ -41,12 +42,14 @@ def find(
     """Return the states of providers, ordered by host; execute five statements.
 
     ``resource_classes`` limits them to providers of these classes and to those of devices with a
-    layout that has one of them, ``owner`` to those of which a project has handles, ``uuids`` to
-    some providers. ``attach_targets`` are the targets whose handles are counted. Without ``uuids``,
-    the providers are left out whose devices are allocated in device sets only: Placement has no
-    inventory of them.
+    layout that has one of them, ``owner`` to those of which a project has handles, ``hosts`` and
+    ``uuids`` to those of some hosts, or to some providers. ``attach_targets`` are the targets whose
+    handles are counted. Without ``uuids``, the providers are left out whose devices are allocated
+    in device sets only: Placement has no inventory of them.
     """
     where = [] if host is None else [devices.c.host == host]
+    if hosts is not None:
+        where.append(devices.c.host.in_(sorted(hosts)))
     if resource_classes is not None:
         of_class = deployables.c.resource_class.in_(sorted(resource_classes))
         where.append(sa.or_(of_class, has_layout_of(resource_classes)))
@@ -56,7 +59,7 @@ def find(
     if uuids is not None:
         where.append(deployables.c.rp_uuid.in_(sorted(uuids)))
     failed = failed_restores(connection)
-    is_small = uuids is not None or host is not None
+    is_small = (uuids, host, hosts) != (None, None, None)
     counts = _count_handles(connection, where, attach_targets, is_small=is_small)
     layouts: dict[int, tuple[Layout, ...]] = {}
     states = [
@@ -84,6 +87,27 @@ def find_uuids(
     return fetch_all(
         NameRow, connection.execute(paginate(connection, query, _LISTED, page, sortable))
     )
+
+
+def find_other_uuids(
+    connection: sa.Connection, resource_classes: Collection[str], limit: int
+) -> list[str]:
+    """Return the uuids of up to ``limit`` providers that ``provider_counts.find`` does not return.
+
+    They have none of these resource classes, and their devices no layout with one. They are ordered
+    by host.
+    """
+    query = (
+        sa.select(deployables.c.rp_uuid)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(
+            deployables.c.resource_class.not_in(sorted(resource_classes)),
+            sa.not_(has_layout_of(resource_classes)),
+            sa.not_(IN_SETS),
+        )
+        .order_by(deployables.c.host, deployables.c.id)
+    )
+    return list(connection.scalars(query.limit(limit)))
 
 
 def find_holders(

@@ -1,17 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why providers are in no allocation candidate."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cyborg.core.explain import rejections
 from cyborg.core.explain.explanation import GroupDemand, HandleCounts, ProviderState
 from cyborg.core.explain.predicates import Failure, Predicate
-from cyborg.core.explain.request_fit import NOT_RETURNED, explain_rejections
+from cyborg.core.explain.rejections import NOT_RETURNED, Rejection
+from cyborg.core.explain.request_fit import evaluate_request
 
 FPGA = GroupDemand(0, {"FPGA": 1})
 NIC = GroupDemand(1, {"CUSTOM_NIC": 1})
 CARD = ProviderState(
     "card", "compute-1", "d", "0000:3b:00.0", "FPGA", handles=HandleCounts(total=2)
 )
+
+
+def explain_rejections(
+    demands: Sequence[GroupDemand],
+    providers: Sequence[ProviderState],
+    returned: Collection[str],
+    reason: str | None = None,
+    limit: int | None = None,
+) -> list[Rejection]:
+    """Return the rejections of providers that are all providers of their hosts."""
+    fit = evaluate_request(demands, providers)
+    return rejections.explain_rejections(fit, providers, returned, reason, limit=limit)
 
 
 def test_explain_rejections_leaves_out_returned_providers() -> None:
@@ -101,3 +119,34 @@ def test_explain_rejections_puts_the_nearest_providers_first() -> None:
     taken = replace(CARD, uuid="taken", handles=HandleCounts(total=2, taken=2))
     found = explain_rejections([FPGA], [other_class, taken, CARD], ())
     assert [rejection.provider.uuid for rejection in found] == ["card", "taken", "class"]
+
+
+PROVIDERS = st.builds(
+    lambda host, resource_class, taken: replace(
+        CARD,
+        host=f"compute-{host}",
+        resource_class=resource_class,
+        handles=HandleCounts(total=2, taken=taken),
+    ),
+    st.integers(0, 5),
+    st.sampled_from(["FPGA", "CUSTOM_NIC"]),
+    st.integers(0, 2),
+)
+
+
+@given(st.lists(PROVIDERS, max_size=12), st.integers(1, 12))
+def test_choose_hosts_returns_hosts_with_the_nearest_providers(
+    providers: list[ProviderState], limit: int
+) -> None:
+    named = [replace(provider, uuid=f"p-{n}") for n, provider in enumerate(providers)]
+    named.sort(key=lambda provider: provider.host)
+    demands = [FPGA, NIC, replace(FPGA, number=2)]
+    fit = evaluate_request(demands, named)
+    hosts = rejections.choose_hosts(fit, limit)
+    assert hosts == sorted(set(hosts))
+    assert len(hosts) <= limit
+    of_hosts = [provider for provider in named if provider.host in hosts]
+    found, expected = (
+        rejections.explain_rejections(fit, some, (), limit=limit) for some in (of_hosts, named)
+    )
+    assert found == expected

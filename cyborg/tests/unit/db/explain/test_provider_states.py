@@ -8,12 +8,12 @@ import sqlalchemy as sa
 from oslo_utils import timeutils
 
 from cyborg.core.binding.profile import AttachTarget
-from cyborg.core.explain.explanation import HandleCounts, Holder, ProviderState
+from cyborg.core.explain.explanation import GroupDemand, HandleCounts, Holder, ProviderState
 from cyborg.core.explain.predicates import Predicate, device_failures
 from cyborg.core.inventory.device import Layout
 from cyborg.core.jobs.job import JobState
 from cyborg.db import schema
-from cyborg.db.explain import provider_states
+from cyborg.db.explain import provider_counts, provider_states
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 
@@ -213,3 +213,27 @@ def test_statements_are_constant(engine: sa.Engine) -> None:
             assert len(find(engine, resource_classes={"FPGA"})) == end
         counts.append(len(statements))
     assert counts == [5, 5]
+
+
+def test_other_providers_are_those_that_no_count_has(engine: sa.Engine) -> None:
+    cards = [
+        rows.insert_card(engine, f"compute-{n}", resource_class=name, handles=1)
+        for n, name in enumerate(("CUSTOM_NIC", "FPGA", "PGPU"))
+    ]
+    changeable = rows.insert_card(
+        engine,
+        "compute-3",
+        resource_class="VGPU",
+        handles=1,
+        layouts=[Layout("whole", {"FPGA": 1}).to_dict()],
+    )
+    demands = [GroupDemand(0, {"FPGA": 1})]
+    with engine.connect() as connection:
+        counts = provider_counts.find(connection, demands)
+        others = provider_states.find_other_uuids(connection, {"FPGA"}, 10)
+        first = provider_states.find_other_uuids(connection, {"FPGA"}, 1)
+    assert counts.hosts.keys() == {"compute-1", "compute-3"}
+    assert others == [cards[0].provider, cards[2].provider]
+    assert first == others[:1]
+    found = find(engine, hosts=["compute-3", "compute-1"], resource_classes={"FPGA"})
+    assert [state.uuid for state in found] == [cards[1].provider, changeable.provider]

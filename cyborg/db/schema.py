@@ -170,7 +170,7 @@ devices = _table(
     # Since when its status or cordon keeps new binds away; None if its backend cannot be used.
     sa.Column("cordoned_since", Moment),
     # The host no longer reports the device, but a handle of it is bound.
-    sa.Column("draining", sa.Boolean, nullable=False, default=False),
+    sa.Column("draining", sa.Boolean, nullable=False, default=False, index=True),
     # The abilities of its driver: ``core.inventory.device.Ability``.
     sa.Column("abilities", Json, nullable=False, default=list),
     # Whether it can be attached to an instance; if not, the reason with its remedy.

@@ -21,6 +21,7 @@ from cyborg.core.hosts import AGENT
 from cyborg.core.inventory import device_state
 from cyborg.db import joins, paging
 from cyborg.db.deployables import facts
+from cyborg.db.deployables.read import FAILED_RESTORES
 from cyborg.db.paging import Page
 from cyborg.db.rows import equal
 from cyborg.db.schema import arqs, backends, deployables, devices, jobs, services
@@ -161,11 +162,36 @@ _CONDITIONS_OF_DEPLOYABLES: Mapping[AcceleratorState, sa.ColumnElement[bool]] = 
         deployables.c.id.in_(sa.select(table.c.deployable_id).where(table.c.draining)),
     ),
 }
+_OWN_FACTS = ("programming", "restore_failed", "withheld")  # of a deployable, not of its device
+_IDS = sa.select(deployables.c.id)
+# MariaDB would read each deployable to find the few devices.
+_IDS_BY_DEVICE = _IDS.join_from(
+    devices, deployables, deployables.c.device_id == devices.c.id
+).prefix_with("STRAIGHT_JOIN", dialect="mysql")
+_FAILED = FAILED_RESTORES.subquery("failed")
+# The same as queries of the ids: each has an index, or reads the devices alone, which OR does not.
+_IDS_OF_DEPLOYABLES: Mapping[AcceleratorState, Sequence[sa.Select[Any]]] = {
+    AcceleratorState.CORDONED: (
+        _IDS_BY_DEVICE.where(sa.or_(*facts.conditions("draining", *_OWN_FACTS))),
+        *(_IDS.where(facts.CONDITIONS[name]) for name in ("programming", "withheld")),
+        _IDS.join_from(_FAILED, deployables, deployables.c.rp_uuid == _FAILED.c.device_rp_uuid),
+        _IDS.join_from(services, devices, joins.AGENT_OF_DEVICE)
+        .join(deployables, deployables.c.device_id == devices.c.id)
+        .where(facts.HOST_DOWN),
+    ),
+    AcceleratorState.DRAINING: (
+        _IDS.where(deployables.c.draining),
+        _IDS_BY_DEVICE.where(devices.c.draining),
+        sa.select(table.c.deployable_id).where(table.c.draining),
+    ),
+}
 _CLEAN_INDEX = "ix_attach_handles_needs_cleaning_arq_id_id"
 _CLEAN_COLUMNS = (table.c.needs_cleaning, table.c.arq_id)
 _DEPLOYABLE_ORDER = (table.c.deployable_id, table.c.id)
 # Maximum number of deployables whose accelerators one statement reads.
 MAX_CHUNK = 2000
+# Maximum number of deployables in few-deployable states whose accelerators one statement sorts.
+MAX_SORTED = 900
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +225,7 @@ class Filters:
             names = (backends.c.driver, devices.c.backend)
             conditions.append(sa.or_(*(name == self.driver for name in names)))
         # Only if each state has such a condition: any deployable may have another state.
-        if self.states and _CONDITIONS_OF_DEPLOYABLES.keys() >= self._states():
+        if self.are_of_few():
             conditions.append(
                 sa.or_(*(_CONDITIONS_OF_DEPLOYABLES[s] for s in sorted(self._states())))
             )
@@ -235,6 +261,20 @@ class Filters:
     def are_at_one_place(self) -> bool:
         """Return whether all accelerators are on one host or at one address: indexes find them."""
         return (self.hostname, self.device_uuid, self.address) != (None, None, None)
+
+    def are_of_few(self) -> bool:
+        """Return whether few deployables have accelerators in the states."""
+        return bool(self.states) and self._states() <= _CONDITIONS_OF_DEPLOYABLES.keys()
+
+    def ids_of_few(self) -> sa.Subquery:
+        """Return a query of the ids of all deployables with accelerators in the states.
+
+        Some of them may have none, because their handles are bound, or are dirty.
+        """
+        queries = (
+            query for state in sorted(self._states()) for query in _IDS_OF_DEPLOYABLES[state]
+        )
+        return sa.union(*queries).subquery("of_few")
 
     def are_clean(self) -> bool:
         """Return whether all accelerators in the states have no owner and need no cleaning."""
@@ -276,7 +316,11 @@ def find(
     at_one_place = chosen.are_at_one_place()
     # By the sort key, or in the order of the accelerators.
     if page.sort_key is not None or uuids is not None or not conditions:
-        ids = _find_ids(connection, _FROM, conditions, page, table)
+        is_searched = uuids is None and not at_one_place
+        few = _of_few(connection, chosen) if is_searched and chosen.are_of_few() else []
+        # The order of creation is that of the index of the clean handles.
+        clean = is_searched and not few and chosen.are_clean() and page.sort_key == "created_at"
+        ids = _find_ids(connection, _FROM, [*conditions, *few], page, table, clean=clean)
     # In the order of the ARQs of the project.
     elif chosen.of_owner():
         ids = _find_ids(connection, _FROM_ARQS, conditions, page, arqs)
@@ -303,6 +347,16 @@ def find(
     rows = {row["row_id"]: row for row in connection.execute(query).mappings()}
     # A row may have been deleted between the two statements.
     return [_row(rows[id_]) for id_ in ids if id_ in rows]
+
+
+def _of_few(connection: sa.Connection, filters: Filters) -> list[sa.ColumnElement[bool]]:
+    """Return the condition that accelerators belong to the few deployables in the states.
+
+    Without it, all accelerators of the cloud would be read in the order of the page to find those
+    of a page. Return none if the deployables are many: then the page is full soon.
+    """
+    few = _find_deployables(connection, filters, None, True, MAX_SORTED + 1)
+    return [table.c.deployable_id.in_(few)] if len(few) <= MAX_SORTED else []
 
 
 def _find_ids(
@@ -377,6 +431,10 @@ def _find_deployables(
         .outerjoin(services, joins.AGENT_OF_DEVICE)
         .outerjoin(backends, joins.BACKEND_OF_DEVICE)
     )
+    if filters.are_of_few():
+        # Before the others, since the statement keeps this order.
+        few = filters.ids_of_few()
+        source = few.join(source, d.id == few.c.id)
     query = sa.select(d.id).select_from(source).where(*filters.of_device())
     if after is not None:
         query = query.where(d.id > after if ascending else d.id < after)

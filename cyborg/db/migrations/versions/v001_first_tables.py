@@ -53,8 +53,8 @@ def upgrade() -> None:
         _unique("devices", "uuid"),
         _unique("devices", "host", "address"),
     )
-    _index_each("devices", "boot_check", "retry_at", "type", "vendor")
-    _index("devices", "health", "health_since")
+    plain = ("boot_check", "draining", "retry_at", "type", "vendor")
+    _index_each("devices", *plain, ("health", "health_since"))
     _table(
         "device_maintenances",
         sa.Column("device_uuid", sa.String(36), nullable=False),
@@ -125,8 +125,7 @@ def upgrade() -> None:
         *(sa.Column("error", TEXT), sa.Column("trace_context", sa.String(55))),
         *(_unique("jobs", name) for name in ("uuid", "mutex_key")),
     )
-    _index_each("jobs", "host", "kind", "subject")
-    _index("jobs", "state", "next_try_at")
+    _index_each("jobs", "host", "kind", "subject", ("state", "next_try_at"))
     _table(
         "job_steps",
         sa.Column("job_id", KEY, nullable=False),
@@ -153,8 +152,7 @@ def upgrade() -> None:
         *(sa.Column("error", TEXT), sa.Column("trace_context", sa.String(55))),
         _unique("outbox", "uuid"),
     )
-    _index("outbox", "state", "next_try_at")
-    _index("outbox", "subject")
+    _index_each("outbox", "subject", ("state", "next_try_at"))
     _table(
         "providers",
         sa.Column("uuid", sa.String(36), nullable=False),
@@ -166,8 +164,7 @@ def upgrade() -> None:
         sa.Column("placement_generation", sa.BigInteger()),
         sa.Column("placement_parent", sa.String(36)),
         sa.Column("error", TEXT),
-        sa.Column("attempts", sa.Integer(), nullable=False),
-        sa.Column("owner", sa.String(255)),
+        *(sa.Column("attempts", sa.Integer(), nullable=False), sa.Column("owner", sa.String(255))),
         *(sa.Column(name, sa.Boolean(), nullable=False) for name in ("verify_only", "evict")),
         *(_unique("providers", name) for name in ("uuid", "name")),
     )
@@ -266,8 +263,7 @@ def upgrade() -> None:
         _references("deployables", "root_id", "deployables", "SET NULL"),
         *(_unique("deployables", name) for name in ("uuid", "name", "rp_uuid")),
     )
-    for columns in (("host", "id"), ("host", "set_size"), ("draining", "set_size")):
-        _index("deployables", *columns)
+    _index_each("deployables", ("host", "id"), ("host", "set_size"), ("draining", "set_size"))
     _index("deployables", "set_group", "offer", "set_size")
     _index_each("deployables", "device_id", "job_id", "parent_id")
     _index_each("deployables", "resource_class", "root_id", "set_size")
@@ -289,8 +285,8 @@ def upgrade() -> None:
         *(_unique("attach_handles", name) for name in ("uuid", "arq_id")),
         _unique("attach_handles", "deployable_id", "address"),
     )
-    _index("attach_handles", "deployable_id", "arq_id", "needs_cleaning", "draining")
-    _index("attach_handles", "needs_cleaning", "arq_id", "id")
+    counting = ("deployable_id", "arq_id", "needs_cleaning", "draining")
+    _index_each("attach_handles", counting, ("needs_cleaning", "arq_id", "id"))
     _index_each("attach_handles", "draining", "job_id", "set_id")
     _index("attach_handles", "address", postgresql_ops={"address": "varchar_pattern_ops"})
     _table(
@@ -341,8 +337,7 @@ def _create_attachments() -> None:
         *(_unique("attachments", name) for name in ("uuid", "request_key", "allocation_key")),
     )
     _index_each("attachments", "hostname", "instance_uuid", "maintained_device")
-    _index_each("attachments", "project_id", "successor_of")
-    _index("attachments", "state", "next_try_at")
+    _index_each("attachments", "project_id", "successor_of", ("state", "next_try_at"))
 
 
 def _create_contexts_and_profiles() -> None:
@@ -363,8 +358,7 @@ def _create_contexts_and_profiles() -> None:
     )
     _index_each("device_contexts", "project_id", "name", "device_profile", "hostname")
     _index_each("device_contexts", "instance_uuid")
-    _index("device_contexts", "state", "expires_at")
-    _index("device_contexts", "state", "lease_expires_at")
+    _index_each("device_contexts", ("state", "expires_at"), ("state", "lease_expires_at"))
     _table(
         "device_profiles",
         sa.Column("uuid", sa.String(36), nullable=False),
@@ -426,9 +420,8 @@ def _create_arq_tables() -> None:
         _unique("arqs", "instance_uuid", "instance_slot"),
     )
     _index_each("arqs", "attachment_id", "context_id", "device_rp_uuid", "job_id", "profile_id")
-    _index_each("arqs", "attach_failed_at", "label_name")
-    _index("arqs", "project_id", "id")
-    _index("arqs", "state", "created_at")
+    pairs = (("project_id", "id"), ("state", "created_at"))
+    _index_each("arqs", "attach_failed_at", "label_name", *pairs)
 
 
 def _create_custody_tables() -> None:
@@ -445,8 +438,7 @@ def _create_custody_tables() -> None:
         _unique("custody_records", "uuid"),
         _unique("custody_records", "device_uuid", "sequence"),
     )
-    _index("custody_records", "sequence", "id")
-    _index("custody_records", "host", "device_uuid")
+    _index_each("custody_records", ("sequence", "id"), ("host", "device_uuid"))
     ends = ("", "base_", "checked_")
     _table(
         "custody_heads",
@@ -491,9 +483,9 @@ def _references(table: str, column: str, other: str, ondelete: str) -> sa.Foreig
     )
 
 
-def _index_each(table: str, *columns: str) -> None:
-    for column in columns:
-        _index(table, column)
+def _index_each(table: str, *keys: str | tuple[str, ...]) -> None:
+    for key in keys:
+        _index(table, *((key,) if isinstance(key, str) else key))
 
 
 def _index(table: str, *columns: str, **options: Any) -> None:

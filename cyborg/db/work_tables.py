@@ -49,12 +49,17 @@ job_steps = table(
 discoveries = table(
     "discoveries",
     sa.Column("uuid", sa.String(36), nullable=False),
-    sa.Column("host", sa.String(255), nullable=False),
+    sa.Column("host", sa.String(255), nullable=False, index=True),
     sa.Column("backend", sa.String(255), nullable=False),
     sa.Column("state", sa.String(32), nullable=False, index=True),
     sa.Column("error", Text),
     sa.Column("mutex_key", sa.String(64), unique=True),  # of its filters, in one of its rows
     sa.UniqueConstraint("uuid", "host", "backend"),
+)
+# Has what the list shows: no row of a backend is read to count them.
+sa.Index(
+    "ix_discoveries_uuid_state_id_created_at_updated_at",
+    *(discoveries.c[name] for name in ("uuid", "state", "id", "created_at", "updated_at")),
 )
 
 audits = table(

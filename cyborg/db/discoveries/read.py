@@ -63,7 +63,10 @@ def find_summaries(
     host: str | None = None,
     state: str | None = None,
 ) -> list[SummaryRow]:
-    """Return discoveries; execute one statement, or two with a marker.
+    """Return discoveries; execute one statement, one more with a marker, and one with ``host``.
+
+    An index has all of it: the rows of the backends, of which a discovery has some for each host,
+    are counted and not read.
 
     Fields: uuid, state (IN-PROGRESS while a backend is in progress, else FAILED if a backend
     failed), created_at, updated_at (the last change) and progress: the number of backends by
@@ -71,8 +74,9 @@ def find_summaries(
     """
     query = _SUMMARY.where(*equal({table.c.uuid: uuid}))
     if host is not None:
-        on_host = sa.select(table.c.uuid).where(table.c.host == host)
-        query = query.where(table.c.uuid.in_(on_host))
+        on_host = sa.select(table.c.uuid).where(table.c.host == host).distinct()
+        # A list: MariaDB would join the rows of all discoveries with those of the host.
+        query = query.where(table.c.uuid.in_(connection.scalars(on_host).all()))
     # The state of a discovery follows from its rows: it can be compared only after the grouping.
     grouped = query.subquery()
     listed = sa.select(grouped).where(*equal({grouped.c.state: state}))

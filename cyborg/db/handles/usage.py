@@ -38,6 +38,10 @@ USES = ("free", "owned", "dirty", "draining", "cordoned")
 # Has what the numbers of the handles of a deployable need: no row of a handle is read.
 COUNTING_INDEX = "ix_attach_handles_deployable_id_arq_id_needs_cleaning_draining"
 
+# Deployables whose handles one statement counts. MariaDB makes a table of a longer list of ids, and
+# joins and sorts all their handles (in_predicate_conversion_threshold).
+MAX_DEPLOYABLES = 900
+
 
 def by_deployable(ids: Collection[int] | None = None) -> sa.Subquery:
     """Return a query of the numbers of handles of each deployable by their own state.
@@ -68,7 +72,9 @@ def count_if(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
 
 
 def of_devices(connection: sa.Connection, ids: Collection[int]) -> dict[int, dict[str, int]]:
-    """Return the numbers of USES of devices, by row id, in two statements.
+    """Return the numbers of USES of devices, by row id.
+
+    Execute one statement, and one for each MAX_DEPLOYABLES deployables of the devices.
 
     For a device without handles the result has a default: zeros. Clean handles count as ``free``,
     whatever the state of the device is. A source of device sets has the members of its sets, each
@@ -128,7 +134,9 @@ def _count_members(
 
 
 def of_hosts(connection: sa.Connection, hosts: Sequence[str]) -> dict[str, list[ClassUseRow]]:
-    """Return the handles of hosts by resource class, by the name of the host, in two statements.
+    """Return the handles of hosts by resource class, by the name of the host.
+
+    Execute one statement, and one for each MAX_DEPLOYABLES deployables of the hosts.
 
     Each has the numbers of USES, their ``total``, ``undeliverable`` (cordoned, of a device that
     cannot be attached to an instance), ``whole_free`` (free, with all others of their deployable)
@@ -191,10 +199,13 @@ def _with_handles(
 ) -> list[dict[str, Any]]:
     """Return those deployables that have handles, with the numbers of their handles."""
     by_id = {row["id"]: row for row in rows}
-    if not by_id:
-        return []
-    counted = connection.execute(sa.select(by_deployable(by_id))).mappings()
-    return [{**by_id[row["deployable_id"]], "handles": row} for row in counted]
+    ids = sorted(by_id)
+    found: list[dict[str, Any]] = []
+    for start in range(0, len(ids), MAX_DEPLOYABLES):
+        query = sa.select(by_deployable(ids[start : start + MAX_DEPLOYABLES]))
+        for row in connection.execute(query).mappings():
+            found.append({**by_id[row["deployable_id"]], "handles": row})
+    return found
 
 
 def _uses(row: Mapping[str, Any], *, is_draining: bool, is_closed: bool) -> dict[str, int]:

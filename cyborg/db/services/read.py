@@ -200,7 +200,7 @@ def find_hosts(
     hostname: str | None = None,
     state: str | None = None,
 ) -> list[HostRow]:
-    """Return hosts; execute four statements, or five with a marker.
+    """Return hosts; execute four statements, or five with a marker, and more for a long page.
 
     ``state`` selects hosts by the liveness of their agents at ``now``.
     """

@@ -103,11 +103,11 @@ def upgrade() -> None:
         sa.Column("uuid", sa.String(36), nullable=False),
         *(sa.Column(name, sa.String(255), nullable=False) for name in ("host", "backend")),
         sa.Column("state", sa.String(32), nullable=False),
-        sa.Column("error", TEXT),
-        sa.Column("mutex_key", sa.String(64)),
+        *(sa.Column("error", TEXT), sa.Column("mutex_key", sa.String(64))),
         *(_unique("discoveries", *keys) for keys in (("uuid", "host", "backend"), ("mutex_key",))),
     )
-    _index("discoveries", "state")
+    covered = ("uuid", "state", "id", "created_at", "updated_at")
+    _index_each("discoveries", "host", "state", covered)
     _table(
         "jobs",
         sa.Column("uuid", sa.String(36), nullable=False),

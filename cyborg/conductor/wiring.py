@@ -237,7 +237,7 @@ def build_conductor(
     attachment_task = PeriodicTask("attachments", ATTACHMENT_INTERVAL, attachment_runner.run_once)
     watcher = _make_watcher(
         conf,
-        lambda: InstanceWatcher(uow, placement, nova, releaser, attachment_runner.sweep),
+        lambda: InstanceWatcher(uow, placement, nova, releaser, attachment_runner.end_lost),
     )
     windows = MaintenanceWindows(
         conf,

@@ -121,7 +121,13 @@ AUDITS = OldRows(
 DISCOVERIES = OldRows(schema.discoveries)
 DEAD_LETTERS = OldRows(
     schema.outbox,
-    lambda cutoff: sa.and_(schema.outbox.c.state == DEAD, schema.outbox.c.updated_at < cutoff),
+    # The last attempt is not later than the last change, and an index has its time: without it all
+    # dead letters would be read to find the old ones.
+    lambda cutoff: sa.and_(
+        schema.outbox.c.state == DEAD,
+        schema.outbox.c.next_try_at < cutoff,
+        schema.outbox.c.updated_at < cutoff,
+    ),
 )
 CALL_RECORDS = OldRows(schema.idempotency_keys)
 TOMBSTONES = OldRows(schema.device_tombstones)

@@ -6,7 +6,7 @@ is not complete in time, is undone. An undo and a detach are retried until they 
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
@@ -35,7 +35,7 @@ from cyborg.db.unit_of_work import UnitOfWork
 LOG = get_logger(__name__)
 
 MAX_DELAY = 60.0  # seconds between two attempts
-LOST_LIMIT = 100  # attachments without ARQs that one sweep finds
+LOST_LIMIT = 500  # attachments that one sweep looks at
 PURGE_LIMIT = 100
 MAX_FAILURES = 1000  # successors whose last failure a conductor remembers
 RETENTION = timedelta(days=7)  # how long failed attachments can be looked up
@@ -64,6 +64,7 @@ class AttachmentRunner:
         self.guests = guests = Guests(conf, uow, nova, devices, devices.wake_jobs, devices.now)
         successors = Successors(placement, devices, guests)
         self._stopped = threading.Event()
+        self._last_checked = 0  # the row id of the last attachment that a sweep has looked at
         self._failures: dict[str, str] = {}  # the last logged one of a successor, by its uuid
         # A step sends several requests to Nova and Placement: the lease must outlast all of them.
         self._leasing = Leasing(conf, "attachment", now=self._now, requests=5)
@@ -119,21 +120,34 @@ class AttachmentRunner:
         """End attachments that have lost their ARQs; delete old attachments in error.
 
         Nova deletes the ARQs of an instance when it deletes, shelves or evacuates the instance.
-        Return the number of attachments.
+        A sweep looks at LOST_LIMIT attachments, and the next one at those after them: a watcher of
+        instances finds a loss at once. Return the number of attachments.
         """
-        now = self._now()
+        ids = self._uow.run(lambda tx: store.ids_after(tx, self._last_checked, LOST_LIMIT))
+        self._last_checked = ids[-1] if len(ids) == LOST_LIMIT else 0
+        lost = self._uow.run(lambda tx: store.find_lost(tx, ids)) if ids else ()
+        cutoff = self._now() - RETENTION
+        purged = self._uow.run(lambda tx: store.purge(tx, cutoff, PURGE_LIMIT))
+        return self._detach_lost(lost) + purged
 
-        def detach_lost(tx: Any) -> int:
-            ids = [row["id"] for row in store.lock_lost(tx, LOST_LIMIT)]
-            if not ids:
-                return 0
+    def end_lost(self, instances: Collection[str]) -> int:
+        """End the attachments of these instances that have lost their ARQs; return their number."""
+        return self._detach_lost(self._uow.run(lambda tx: store.lost_of_instances(tx, instances)))
+
+    def _detach_lost(self, ids: Collection[int]) -> int:
+        if not ids:
+            return 0
+
+        def detach(tx: Any) -> int:
+            # Read again with locks: the attachment may have changed since.
+            lost = store.lock_lost(tx, ids)
             # Nova has ended the guest, so the steps before the release have nothing to do.
-            return store.start_detach(tx, ids, now, step=Step.RELEASE, reboot=False)
+            return store.start_detach(tx, lost, self._now(), step=Step.RELEASE, reboot=False)
 
-        lost = self._uow.run(detach_lost)
-        if lost:
-            LOG.info("Detaching %d attachment(s) whose ARQs Nova has deleted", lost)
-        return lost + self._uow.run(lambda tx: store.purge(tx, now - RETENTION, PURGE_LIMIT))
+        detached = self._uow.run(detach)
+        if detached:
+            LOG.info("Detaching %d attachment(s) whose ARQs Nova has deleted", detached)
+        return detached
 
     def stop(self) -> None:
         """Make ``run_once`` return after the current step."""

@@ -31,8 +31,11 @@ from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = get_logger(__name__)
 
-# Windows that one sweep ends, and devices whose successors it plans; the next sweep does the rest.
+# Windows that one sweep ends; the next sweep does the rest.
 BATCH = 100
+# Windows for whose devices one sweep plans successors, if they lack any: each device is read with
+# all its handles. The next sweep goes on with the windows after them.
+PLAN_BATCH = 50
 
 
 @dataclass(eq=False)
@@ -49,6 +52,9 @@ class MaintenanceWindows:
     wake_publisher: Callable[[], None] = lambda: None
     wake_attachments: Callable[[], None] = lambda: None
     has_nova: bool = True
+
+    def __post_init__(self) -> None:
+        self._last_planned = 0  # the row id of the last window whose successors a sweep planned
 
     def begin(self, request: Mapping[str, Any]) -> None:
         """Begin the window of a device, or change the one that it has.
@@ -132,8 +138,12 @@ class MaintenanceWindows:
 
     def _sweep_successors(self, now: datetime) -> int:
         """Plan successors for contexts bound since the window began; retry failed successors."""
-        mode = SuccessorMode.AUTO
-        devices = self.uow.run(lambda tx: successors.devices_to_plan(tx, now, mode, BATCH))
+        mode, last = SuccessorMode.AUTO, self._last_planned
+        ids = self.uow.run(lambda tx: successors.windows_after(tx, last, now, mode, PLAN_BATCH))
+        self._last_planned = ids[-1] if len(ids) == PLAN_BATCH else 0
+        if not ids:
+            return 0
+        devices = self.uow.run(lambda tx: successors.devices_to_plan(tx, now, mode, ids))
         planned = 0
         for device in devices:
             planned += self.uow.run(partial(self._plan_missing, device=device, now=now))

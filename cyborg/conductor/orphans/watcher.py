@@ -136,12 +136,12 @@ class InstanceWatcher:
         placement: Placement,
         nova: Nova,
         releaser: release.OrphanReleaser,
-        end_attachments: Callable[[], object],
+        end_attachments: Callable[[Collection[str]], object],
         *,
         queue: HintQueue | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``end_attachments`` starts to end the attachments whose ARQs are gone.
+        """``end_attachments`` starts to end the attachments of instances whose ARQs are gone.
 
         ``clock`` returns monotonic seconds.
         """
@@ -236,7 +236,7 @@ class InstanceWatcher:
             else:
                 batch.postponed |= {arq.instance for arq in group}
         if batch.released or lost_attachment:
-            self._try_end_attachments()
+            self._try_end_attachments(failures.keys())
         self._requeue(self._following(hint, batch) for hint in hints)
         return batch.released
 
@@ -258,9 +258,9 @@ class InstanceWatcher:
             if batch.errors >= MAX_FAILURES:
                 batch.end = self._clock()  # probably the database
 
-    def _try_end_attachments(self) -> None:
+    def _try_end_attachments(self, instances: Collection[str]) -> None:
         try:
-            self._end_attachments()
+            self._end_attachments(instances)
         except Exception:
             LOG.exception("Cannot end attachments whose ARQs are gone; the next sweep ends them")
 
@@ -351,7 +351,7 @@ class InstanceWatcher:
 def _read(tx: sa.Connection, instances: Collection[str]) -> tuple[list[BoundArq], bool]:
     """Return the bound ARQs of some instances, and whether an attachment lost its ARQs."""
     arqs = [BoundArq.from_row(row) for row in store.bound_of_instances(tx, instances)]
-    return arqs, attachment_store.any_lost(tx, instances)
+    return arqs, bool(attachment_store.lost_of_instances(tx, instances))
 
 
 def _group_by_provider(

@@ -4,7 +4,7 @@
 A row of ``attachments`` with ``maintained_device`` is a successor: ``core.attachments.successor``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict
 
@@ -87,13 +87,29 @@ def recorded(tx: sa.Connection, device: str) -> list[AttachmentRow]:
     return fetch_all(AttachmentRow, tx.execute(query.order_by(attachments.c.id)))
 
 
-def devices_to_plan(tx: sa.Connection, now: datetime, mode: str, limit: int) -> list[str]:
-    """Return the uuids of up to ``limit`` devices with successors to insert or to begin again.
+def windows_after(
+    tx: sa.Connection, id_: int, now: datetime, mode: str, limit: int
+) -> Sequence[int]:
+    """Return the row ids of the next ``limit`` open windows with a mode, after a row id."""
+    query = sa.select(windows.c.id).where(
+        windows.c.id > id_, windows.c.until > now, windows.c.successor == mode
+    )
+    return tx.scalars(query.order_by(windows.c.id).limit(limit)).all()
 
-    They have an open window with this mode, and a bound context without a successor, or a failed
-    successor that is due.
+
+def devices_to_plan(
+    tx: sa.Connection, now: datetime, mode: str, window_ids: Collection[int]
+) -> list[str]:
+    """Return the uuids of devices with successors to insert or to begin again.
+
+    They have one of these windows, which is open and has this mode, and a bound context without a
+    successor, or a failed successor that is due.
     """
-    has_window = (windows.c.until > now, windows.c.successor == mode)
+    has_window = (
+        windows.c.id.in_(window_ids),
+        windows.c.until > now,
+        windows.c.successor == mode,
+    )
     missing = (
         sa.select(devices.c.uuid)
         .select_from(_OWNED_HANDLES)
@@ -120,7 +136,7 @@ def devices_to_plan(tx: sa.Connection, now: datetime, mode: str, limit: int) -> 
             attachments.c.next_try_at <= now,
         )
     )
-    return list(tx.scalars(sa.union(missing, due).limit(limit)))
+    return list(tx.scalars(sa.union(missing, due)))
 
 
 def insert_all(tx: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:

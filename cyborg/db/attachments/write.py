@@ -25,6 +25,7 @@ from cyborg.core.binding.states import OWNING_STATES
 from cyborg.db import bulk
 from cyborg.db.attachments.read import AttachmentColumns
 from cyborg.db.binding.write import ArqRow
+from cyborg.db.paging import id_in
 from cyborg.db.rows import StoredRow, equal, fetch_all, fetch_first
 from cyborg.db.schema import arqs, attach_handles, attachments, deployables
 
@@ -362,24 +363,39 @@ def owned_units(
     return dict(units)
 
 
-def any_lost(tx: sa.Connection, instances: Collection[str]) -> bool:
-    """Return whether one of these instances has an attached attachment that owns no ARQ."""
+def lost_of_instances(tx: sa.Connection, instances: Collection[str]) -> Sequence[int]:
+    """Return the row ids of the attached attachments of these instances that own no ARQ."""
     query = sa.select(attachments.c.id).where(
         attachments.c.instance_uuid.in_(sorted(instances)), _LOST
     )
-    return tx.scalar(query.limit(1)) is not None
+    return tx.scalars(query.order_by(attachments.c.id)).all()
 
 
-def lock_lost(tx: sa.Connection, limit: int) -> list[AttachmentRow]:
-    """Return up to ``limit`` attached attachments whose ARQs are all deleted or unbound, locked."""
-    query = sa.select(attachments).where(_LOST).order_by(attachments.c.id).limit(limit)
-    return fetch_all(AttachmentRow, tx.execute(query.with_for_update()))
+def ids_after(tx: sa.Connection, id_: int, limit: int) -> Sequence[int]:
+    """Return the row ids of the next ``limit`` attachments after a row id, in order."""
+    query = sa.select(attachments.c.id).where(attachments.c.id > id_)
+    return tx.scalars(query.order_by(attachments.c.id).limit(limit)).all()
+
+
+def find_lost(tx: sa.Connection, ids: Collection[int]) -> Sequence[int]:
+    """Return those of these attachments, by row id, that are attached and own no ARQ."""
+    query = sa.select(attachments.c.id).where(id_in(attachments.c.id, ids), _LOST)
+    return tx.scalars(query.order_by(attachments.c.id)).all()
+
+
+def lock_lost(tx: sa.Connection, ids: Collection[int]) -> Sequence[int]:
+    """Return what ``find_lost`` returns, and lock these attachments."""
+    # Few ids, which a statement without locks has found: a lock holds back the work on others.
+    query = sa.select(attachments.c.id).where(attachments.c.id.in_(sorted(ids)), _LOST)
+    return tx.scalars(query.order_by(attachments.c.id).with_for_update()).all()
 
 
 def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
     """Delete up to ``limit`` attachments that failed before ``cutoff``; return their number."""
-    failed = attachments.c.state == AttachmentState.ERROR
-    old = sa.select(attachments.c.id).where(failed, attachments.c.updated_at < cutoff).limit(limit)
+    a = attachments.c
+    # The last attempt is not later than the last change, and an index has its time: without it all
+    # failed attachments would be read to find the old ones.
+    failed = (a.state == AttachmentState.ERROR, a.next_try_at < cutoff, a.updated_at < cutoff)
     # Deleted by id and state: the work on a successor may have begun again meanwhile.
-    ids: Sequence[int] = tx.scalars(old).all()
+    ids: Sequence[int] = tx.scalars(sa.select(a.id).where(*failed).limit(limit)).all()
     return delete_failed(tx, ids) if ids else 0

@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
+from cyborg.conductor.attachments import runner
 from cyborg.core.attachments.attachment import Step
 from cyborg.core.errors import Conflict, TimedOut, Unavailable, WrongState
 from cyborg.db import schema
@@ -369,3 +370,19 @@ def test_lost_marker_is_replaced(env: Env) -> None:
     env.now += timedelta(minutes=1)
     env.settle()
     assert (env.check(), len(env.nova.reboots)) == ("detached", 1)
+
+
+def test_sweeps_look_at_all_attachments_in_turn(
+    sqlite_engine: sa.Engine, node: Node, fake_nova: FakeNova, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = Env(sqlite_engine, node, fake_nova, handles=16)
+    monkeypatch.setattr(runner, "LOST_LIMIT", 2)
+    for _ in range(5):
+        env.attach(uuid=str(uuid4()))
+    env.settle()
+    assert [env.runner.sweep() for _ in range(4)] == [0, 0, 0, 0]
+    env.arqs().delete(None, env.instance, None, True)
+    env.finish_jobs()
+    # Two at a time, from the third one on; the last page ends a round.
+    assert [env.runner.sweep() for _ in range(3)] == [2, 1, 2]
+    assert {row["state"] for row in env.rows()} == {"detaching"}

@@ -368,7 +368,7 @@ def test_attachment_ends_with_its_server(
         node.placement,
         env.nova_client,
         OrphanReleaser(uow, recorder, lambda: None, uow.clock),
-        env.runner.sweep,
+        env.runner.end_lost,
         clock=lambda: float(next(seconds)),
     )
     del fake_nova.servers[env.instance]

@@ -51,6 +51,7 @@ EXAMPLES: dict[str, tuple[Callable[..., Values], list[Values]]] = {
             "subject": "s",
             "payload": {},
             "state": "dead",
+            "next_try_at": t,
             "updated_at": t,
             **v,
         },

@@ -71,9 +71,8 @@ def test_sweep_deletes_old_dead_letters_only(env: Env) -> None:
     dead_letters, _ = make_dead_letters(env)
     env.conf.set_override("dead_letter_ttl", 1000.0, group="conductor")
     for row, seconds in ((old, 0.0), (new, 500.0)):
-        rows.update(
-            env.engine, schema.outbox, row["id"], updated_at=START + timedelta(seconds=seconds)
-        )
+        moment = START + timedelta(seconds=seconds)
+        rows.update(env.engine, schema.outbox, row["id"], next_try_at=moment, updated_at=moment)
     with env.engine.begin() as tx:
         pending = schema.outbox.c.state == "pending"
         tx.execute(sa.update(schema.outbox).where(pending).values(updated_at=START))

@@ -2,6 +2,7 @@
 """Checks after notifications, with a real Placement and each kind of database."""
 
 import logging
+from collections.abc import Collection
 from typing import Any
 from uuid import uuid4
 
@@ -56,8 +57,8 @@ class Env(OrphanEnv):
         # The copy with a short timeout has lists and flags of its own.
         self.placement = self.watcher._placement  # type: ignore[assignment]
 
-    def end_attachments(self) -> None:
-        self.attachments_ended += 1
+    def end_attachments(self, instances: Collection[str]) -> None:
+        self.attachments_ended += len(instances)
 
     def serve(self, arq: str, host: str | None = None, status: str = "ACTIVE") -> None:
         """Show the instance of an ARQ in Nova, by default on the host of the device."""
@@ -308,7 +309,7 @@ def test_instance_with_attachments_ends_them(
     env.notify("instance.delete.end", env.instance(orphan))
     assert env.run() == 1
     assert env.attachments_ended == 1
-    monkeypatch.setattr(records, "any_lost", lambda tx, instances: True)
+    monkeypatch.setattr(records, "lost_of_instances", lambda tx, instances: [1])
     env.notify("instance.delete.end", str(uuid4()))
     env.run()
     assert env.attachments_ended == 2

@@ -19,7 +19,7 @@ from cyborg.conductor.audit.runner import AuditRunner
 from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.binding.binder import OwnerResolver
 from cyborg.conductor.binding.limits import LimitLookup, LimitSource
-from cyborg.conductor.common import sweeps
+from cyborg.conductor.common import counts, sweeps
 from cyborg.conductor.common.calls import CallRecords
 from cyborg.conductor.contexts.device_contexts import DeviceContexts
 from cyborg.conductor.contexts.leases import ContextLeases
@@ -285,6 +285,7 @@ def build_conductor(
         attachment_task,
         PeriodicTask("clock", INTERVAL, uow.clock.measure),
         PeriodicTask("custody", options.custody_seal_interval, custody_sealer.run_once),
+        PeriodicTask("counts", counts.INTERVAL, counts.CountRecorder(uow).run_once),
         *_watcher_tasks(watcher, uow, nova),
         *_compute_node_tasks(conf, uow, placement, publisher_task.wake),
     ]

@@ -25,6 +25,7 @@
     device_maintenances             maintenance windows; they name devices by uuid
     audits                          consistency checks that operators requested
     self_heal_counters              counts of corrections that conductors made
+    object_counts                   the numbers of all objects, as they were counted last
     project_locks                   a row to lock for each project with limits
     idempotency_keys                completed calls, with their responses
     custody_heads 0..1--n custody_records   custody logs; they name devices by uuid, not by row id
@@ -57,6 +58,7 @@ discoveries = work_tables.discoveries
 idempotency_keys = work_tables.idempotency_keys
 job_steps = work_tables.job_steps
 jobs = work_tables.jobs
+object_counts = work_tables.object_counts
 outbox = work_tables.outbox
 project_locks = work_tables.project_locks
 self_heal_counters = work_tables.self_heal_counters

@@ -180,6 +180,16 @@ self_heal_counters = table(
     sa.Column("last_at", Moment, nullable=False),
 )
 
+# The numbers of all objects as a conductor counted them last: ``cyborg.db.totals``. It has one row.
+object_counts = table(
+    "object_counts",
+    sa.Column("name", sa.String(64), nullable=False, unique=True),
+    # The database's time before they were counted, and the seconds that counting took.
+    sa.Column("counted_at", Moment, nullable=False),
+    sa.Column("seconds", sa.Float, nullable=False),
+    sa.Column("counts", Json, nullable=False),
+)
+
 # Locked while the units of a project are counted: ``cyborg.db.binding.project_units``. It has no
 # count that could be wrong: ``generation`` only makes the UPDATE a change.
 project_locks = table(

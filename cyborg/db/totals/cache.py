@@ -2,8 +2,9 @@
 """Cache of the numbers of objects, whose counting reads whole tables.
 
 Counting takes a small share of the database's time at any size of the cloud: the longer it takes,
-the longer its result is used. Alternative not taken: counters that each write changes, on which all
-binds of a cloud would wait for each other.
+the longer its result is used. In a large cloud a conductor counts for all processes, and stores the
+result, so that no process waits for its first counts. Alternative not taken: counters that each
+write changes, on which all binds of a cloud would wait for each other.
 """
 
 import threading
@@ -29,6 +30,11 @@ INLINE_SECONDS = 0.05
 STOP_SECONDS = 5.0
 
 
+def lifetime(duration: float) -> float:
+    """Return for how many seconds counts are used that took ``duration`` seconds to count."""
+    return min(SHARE * duration, MAX_AGE)
+
+
 class _Counted(NamedTuple):
     """The counts, when they were counted (monotonic), and the seconds that it took."""
 
@@ -52,14 +58,15 @@ class CountCache:
         """Return the counts and their age in seconds. Raise Unavailable.
 
         If the counts are too old, count again. This call waits for the new counts if counting is
-        quick, if there are no counts yet, or if the counts are older than twice MAX_AGE. Otherwise
-        counting runs in the background.
+        quick, if there are no counts yet and no conductor has stored any, or if the counts are
+        older than twice MAX_AGE. Otherwise counting runs in the background.
         """
         with self._lock:
             last = self._last
+        last = last or self._load()
         if last is not None:
             age = self._clock() - last.at
-            if age < min(SHARE * last.duration, MAX_AGE):
+            if age < lifetime(last.duration):
                 return last.counts, age
             if last.duration > INLINE_SECONDS and age < 2 * MAX_AGE:
                 self._start()
@@ -84,9 +91,29 @@ class CountCache:
 
     def _count_in_background(self) -> None:
         try:
-            self._count()
+            stored = self._load()
+            if stored is None or self._clock() - stored.at >= lifetime(stored.duration):
+                self._count()
         except Unavailable as exc:
             LOG.warning("Cannot count objects, older counts are shown: %s", exc.message)
+
+    def _load(self) -> _Counted | None:
+        """Return the counts that a conductor has stored, and use them unless newer ones are known.
+
+        Return None if there are none, if they are too old, or if counting is quick.
+        """
+        with self._reader.connect() as connection:
+            stored = totals.find_stored(connection)
+        if stored is None or stored.seconds <= INLINE_SECONDS:
+            return None
+        age = (self._reader.clock() - stored.counted_at).total_seconds()
+        if age >= 2 * MAX_AGE:
+            return None
+        counted = _Counted(stored.counts, at=self._clock() - age, duration=stored.seconds)
+        with self._lock:
+            if self._last is None or self._last.at < counted.at:
+                self._last = counted
+        return counted
 
     def _count(self) -> Counts:
         start = self._clock()

@@ -6,9 +6,10 @@ indexes: its cost grows with the cloud.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import sqlalchemy as sa
 
@@ -120,6 +121,58 @@ class Counts:
     def count_handles(self, use: str) -> int:
         """Return the number of handles of all resource classes in a use."""
         return sum(count for key, count in self.handles.items() if key.use == use)
+
+
+class StoredCounts(NamedTuple):
+    """Numbers of objects that a conductor has counted.
+
+    ``counted_at`` is the time of the database before, ``seconds`` the time that counting took.
+    """
+
+    counts: Counts
+    counted_at: datetime
+    seconds: float
+
+
+# The only row of the table.
+COUNTS_NAME = "all"
+
+
+def find_stored(connection: sa.Connection) -> StoredCounts | None:
+    """Return the counts that a conductor has stored last, or None."""
+    c = schema.object_counts.c
+    query = sa.select(c.counts, c.counted_at, c.seconds).where(c.name == COUNTS_NAME)
+    row = connection.execute(query).first()
+    counts = None if row is None else _load_counts(row.counts)
+    if row is None or counts is None:
+        return None
+    return StoredCounts(counts, row.counted_at, row.seconds)
+
+
+# The fields of Counts whose keys are not texts: in JSON, a list of a key and a number for each.
+_KEYS: Mapping[str, Callable[..., Any]] = {
+    "handles": HandleUse,
+    "devices": lambda *key: key,
+    "device_sets": SetKey,
+}
+
+
+def dump_counts(counts: Counts) -> dict[str, Any]:
+    """Return counts as JSON values."""
+    body = {field.name: getattr(counts, field.name) for field in fields(counts)}
+    for name in _KEYS:
+        body[name] = [[list(key), number] for key, number in body[name].items()]
+    return body
+
+
+def _load_counts(body: dict[str, Any]) -> Counts | None:
+    """Return the counts of ``dump_counts``, None if another release has dumped them."""
+    if body.keys() != {field.name for field in fields(Counts)}:
+        return None
+    keyed = {
+        name: {make(*key): number for key, number in body[name]} for name, make in _KEYS.items()
+    }
+    return Counts(**{**body, **keyed})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the self-heal counters, in the transaction of each corrective action."""
+"""Write the self-heal counters, in the transaction of each action, and the counts of objects."""
 
 from datetime import datetime
 from typing import Any
@@ -8,7 +8,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from cyborg.core.self_heal import CorrectiveAction
+from cyborg.db.schema import object_counts
 from cyborg.db.schema import self_heal_counters as table
+from cyborg.db.totals.read import COUNTS_NAME, StoredCounts, dump_counts
 
 
 def increment(tx: sa.Connection, kind: CorrectiveAction, n: int, now: datetime) -> None:
@@ -53,6 +55,24 @@ def acquire_turn(
         return False
     tx.execute(sa.insert(table).values(kind=kind, count=1, last_at=now))
     return True
+
+
+def save_counts(tx: sa.Connection, counted: StoredCounts) -> None:
+    """Store counts, unless newer ones are stored.
+
+    Raise oslo.db's DBDuplicateEntry if two conductors store the first ones concurrently.
+    """
+    values = {
+        "counted_at": counted.counted_at,
+        "seconds": counted.seconds,
+        "counts": dump_counts(counted.counts),
+    }
+    row = object_counts.c
+    is_older = (row.name == COUNTS_NAME, row.counted_at <= counted.counted_at)
+    if tx.execute(sa.update(object_counts).where(*is_older).values(**values)).rowcount:
+        return
+    if tx.scalar(sa.select(row.id).where(row.name == COUNTS_NAME)) is None:
+        tx.execute(sa.insert(object_counts).values(name=COUNTS_NAME, **values))
 
 
 def _sum(new: Any) -> dict[str, Any]:

@@ -382,6 +382,14 @@ def _create_counters() -> None:
         _unique("self_heal_counters", "kind"),
     )
     _table(
+        "object_counts",
+        sa.Column("name", sa.String(64), nullable=False),
+        sa.Column("counted_at", MOMENT, nullable=False),
+        sa.Column("seconds", sa.Float(), nullable=False),
+        sa.Column("counts", sa.JSON(), nullable=False),
+        _unique("object_counts", "name"),
+    )
+    _table(
         "project_locks",
         sa.Column("project_id", sa.String(255), nullable=False),
         sa.Column("generation", sa.BigInteger(), nullable=False),

@@ -54,6 +54,7 @@ def test_options_decide_which_tasks_run(sqlite_engine: sa.Engine) -> None:
         "attachments",
         "clock",
         "custody",
+        "counts",
     ]
     assert least.instance_watcher is None
     assert len(least.outbox_workers) == 1

@@ -3,11 +3,13 @@
 
 import contextvars
 import functools
+import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, wait
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from cyborg.core.errors import TimedOut, Unavailable
@@ -154,6 +156,65 @@ def map_parallel(
     if errors:
         raise errors[0]
     return results
+
+
+def map_ahead(
+    name: str,
+    func: Callable[[T], R],
+    items: Iterable[T],
+    *,
+    max_threads: int,
+    max_ahead: int,
+    on_wait: Callable[[], object] = lambda: None,
+) -> Generator[R, None, None]:
+    """Yield the result of ``func`` for each item, in order, with at most ``max_threads`` calls.
+
+    A slow call does not delay those of later items: up to ``max_ahead`` items are read before their
+    results are taken. ``items`` is read in the caller's thread. ``name`` is the name of the
+    threads. While a result is awaited, ``on_wait`` is called each second; it may raise. If a call
+    raises, the exception is raised in the place of its result. After an exception, and after the
+    generator is closed, no further call starts, and the running ones are awaited.
+    """
+    queue = SimpleQueue[tuple[Future[R], T] | None]()
+    stopped = threading.Event()
+
+    def work() -> None:
+        while (entry := queue.get()) is not None:
+            future, item = entry
+            if stopped.is_set():
+                continue
+            try:
+                future.set_result(func(item))
+            except BaseException as exc:  # noqa: BLE001  raised where the result is taken
+                future.set_exception(exc)
+
+    threads: list[threading.Thread] = []
+    pending = deque[Future[R]]()
+    iterator = iter(items)
+    try:
+        while True:
+            for item in itertools.islice(iterator, max_ahead - len(pending)):
+                future = Future[R]()
+                pending.append(future)
+                queue.put((future, item))
+                if len(threads) < max_threads:
+                    # A daemon, so that a call that hangs does not keep the process.
+                    context = contextvars.copy_context()
+                    threads.append(
+                        threading.Thread(target=context.run, args=(work,), name=name, daemon=True)
+                    )
+                    threads[-1].start()
+            if not pending:
+                return
+            while not wait([pending[0]], 1.0).done:
+                on_wait()
+            yield pending.popleft().result()
+    finally:
+        stopped.set()
+        for _ in threads:
+            queue.put(None)
+        for thread in threads:
+            thread.join()
 
 
 # Threads of one ``FanOut``. An unresponsive agent occupies a thread for ``[rpc] timeout``.

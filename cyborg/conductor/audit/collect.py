@@ -6,6 +6,7 @@ the host, and three calls for each of Cyborg's providers. Nova is asked for the 
 on the host; servers with a suspected inconsistency are read one by one.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +34,10 @@ from cyborg.rpc.agent_api import AgentAPI
 
 @dataclass(eq=False)
 class SourceCollector:
-    """Collector of the sources of one audit.
+    """Collector of the sources of one audit. Thread-safe.
+
+    Any number of agents may be called at a time, but only ``[conductor] max_placement_calls``
+    threads read the other sources: they have ``turns``.
 
     ``nova`` is None in an installation without Nova. ``renew_lease`` is called between calls that
     may take long; its exceptions propagate. ``nova_error`` is the first error of a call to Nova,
@@ -51,6 +55,7 @@ class SourceCollector:
         # An own one: that of the publisher must only be used in the publisher's thread.
         self._compute_nodes = ComputeNodeResolver(self.placement, self.uow)
         self.nova_error: str | None = None
+        self.turns = threading.BoundedSemaphore(self.conf.conductor.max_placement_calls)
 
     def collect(self, host: str, recheck: Sequence[Finding] | None = None) -> sources.HostSnapshot:
         """Return the data of all sources about a host.
@@ -67,6 +72,17 @@ class SourceCollector:
             hardware, unreachable_reason = self._collect_hardware(host)
         self.renew_lease()
         # After the agent, so that the database has what the agent reported just before.
+        with self.turns:
+            return self._collect_others(host, hardware, unreachable_reason, recheck)
+
+    def _collect_others(
+        self,
+        host: str,
+        hardware: report.Hardware | None,
+        unreachable_reason: str | None,
+        recheck: Sequence[Finding] | None,
+    ) -> sources.HostSnapshot:
+        """Return the data of all sources; that of the agent is given."""
         records, desired_rows = self.uow.run(lambda tx: _read_records(tx, host))
         root, placement = self._collect_placement(host, records, recheck)
         snapshot = sources.HostSnapshot(

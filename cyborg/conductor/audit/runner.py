@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Audits: compare four sources host by host, in the conductor that has the lease.
+"""Audits: compare four sources of each host, in the conductor that has the lease.
+
+Several hosts are audited at a time, so that an agent that does not answer delays no other host.
+Their results are recorded in the order of their names.
 
 A difference is only a finding if a recheck confirms it, since most differences are changes in
 progress. If a conductor stops, another one continues the audit after the last recorded host: the
 row of the audit has its lease, its progress and its findings.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,11 +35,16 @@ from cyborg.db import old_rows
 from cyborg.db.audits import write as store
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.agent_api import AgentAPI
+from cyborg.threads.calls import map_ahead
 
 LOG = get_logger(__name__)
 
 # Hosts whose names are read together.
 PAGE_SIZE = 100
+# Hosts that are audited at a time. Most of their threads wait for an agent, up to [rpc] timeout.
+MAX_HOSTS = 64
+# Hosts whose results may wait for that of an earlier host.
+MAX_AHEAD = 1024
 # Findings that are stored for one audit.
 MAX_FINDINGS = 1000
 
@@ -66,6 +75,7 @@ class AuditLease:
         self._num_findings = self.row["num_findings"]
         self._findings: list[Any] = list(self.row["findings"])
         self._uuid = self.row["uuid"]
+        self._renewing = threading.Lock()
 
     def remaining_hosts(self) -> Iterator[str]:
         """Iterate over the hosts that are not audited yet, by name."""
@@ -79,18 +89,19 @@ class AuditLease:
             last = names[-1]
 
     def renew_if_due(self) -> None:
-        """Renew the lease if a third of its duration is over. Raise LeaseLost.
+        """Renew the lease if a third of its duration is over. Raise LeaseLost. Thread-safe.
 
         If the service stops, end the lease and raise it too: another conductor continues the audit.
         """
-        if self.stopped.is_set():
-            self.uow.run(lambda tx: store.release(tx, self._uuid, self.lease.owner))
-            raise LeaseLost
-        if self.lease.needs_renewal():
-            owner = self.lease.owner
-            self.lease.renew(
-                lambda until: self.uow.run(lambda tx: store.renew(tx, self._uuid, owner, until))
-            )
+        with self._renewing:
+            if self.stopped.is_set():
+                self.uow.run(lambda tx: store.release(tx, self._uuid, self.lease.owner))
+                raise LeaseLost
+            if self.lease.needs_renewal():
+                owner = self.lease.owner
+                self.lease.renew(
+                    lambda until: self.uow.run(lambda tx: store.renew(tx, self._uuid, owner, until))
+                )
 
     def record(
         self, host: str, findings: Sequence[Finding], repairs: RepairExecutor | None
@@ -119,7 +130,8 @@ class AuditLease:
             # The list may be long: it is written only if it has changed.
             findings=self._findings if has_new else None,
         )
-        self.lease.renew(lambda until: self.uow.run(partial(record, until=until)))
+        with self._renewing:
+            self.lease.renew(lambda until: self.uow.run(partial(record, until=until)))
 
     def finish(self, state: State, error: str | None = None) -> bool:
         """Record the end of the audit; return False if the lease was lost."""
@@ -236,16 +248,27 @@ class AuditRunner:
             renew_lease=lease.renew_if_due,
         )
         try:
-            for host in lease.remaining_hosts():
-                failed_before = collector.nova_error is not None
-                findings = self._audit_host(collector, host)
-                findings = [*findings, *self._chains.check(host, lease.renew_if_due)]
-                # One finding for the whole audit: after an error Nova is not called again.
-                if collector.nova_error is not None and not failed_before:
-                    message = f"Nova: {collector.nova_error}; its servers were not compared"
-                    findings = [*findings, Finding(host, Kind.NOVA_UNAVAILABLE, "nova", message)]
-                repairs = self.repairs if lease.row["repair"] else None
-                lease.record(host, findings, repairs)
+            is_nova_reported = False
+            repairs = self.repairs if lease.row["repair"] else None
+            audit = partial(self._audit_host, collector, lease.renew_if_due)
+            hosts = map_ahead(
+                "audit",
+                lambda host: (host, audit(host)),
+                lease.remaining_hosts(),
+                max_threads=MAX_HOSTS,
+                max_ahead=MAX_AHEAD,
+                on_wait=lease.renew_if_due,
+            )
+            # Closed, so that no thread works on after an error here.
+            with contextlib.closing(hosts):
+                for host, findings in hosts:
+                    # The error may be that of a later host, which is audited at the same time.
+                    if collector.nova_error is not None and not is_nova_reported:
+                        is_nova_reported = True
+                        message = f"Nova: {collector.nova_error}; its servers were not compared"
+                        nova = Finding(host, Kind.NOVA_UNAVAILABLE, "nova", message)
+                        findings = [*findings, nova]  # noqa: PLW2901
+                    lease.record(host, findings, repairs)
             return lease.finish(State.DONE)
         except LeaseLost:
             return False
@@ -257,7 +280,15 @@ class AuditRunner:
             LOG.exception("Unexpected error while running an audit", audit=lease.row["uuid"])
             return lease.finish(State.FAILED, "internal error: the conductor's log has it")
 
-    def _audit_host(self, collector: SourceCollector, host: str) -> Sequence[Finding]:
+    def _audit_host(
+        self, collector: SourceCollector, renew_lease: Callable[[], None], host: str
+    ) -> Sequence[Finding]:
+        """Return the confirmed findings of a host; called in several threads."""
+        findings = self._compare_sources(collector, host)
+        with collector.turns:
+            return [*findings, *self._chains.check(host, renew_lease)]
+
+    def _compare_sources(self, collector: SourceCollector, host: str) -> Sequence[Finding]:
         """Return the confirmed findings of a host.
 
         Return none for a host that has only custody logs in the database: ``ChainChecker`` checks

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Audits on each kind of database, with a real Placement and a Nova on a socket."""
 
+import threading
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -11,7 +12,7 @@ import sqlalchemy as sa
 from cyborg.conductor.audit import runner
 from cyborg.conductor.audit import runner as lease
 from cyborg.core import naming
-from cyborg.core.errors import Conflict, Invalid, NotFound, Unavailable
+from cyborg.core.errors import Conflict, Invalid, NotFound, TimedOut, Unavailable
 from cyborg.db import schema
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases import rows
@@ -188,6 +189,55 @@ def test_unreachable_agent_hides_only_its_source(sqlite_env: Env) -> None:
     # An agent that is marked down is not called.
     assert "agent_unreachable" in kinds
     assert len(sqlite_env.agents.calls) == call_count
+
+
+def test_agent_that_does_not_answer_delays_no_other_host(sqlite_env: Env) -> None:
+    env = sqlite_env
+    names = sorted(f"a{n}-{uuid4().hex[:6]}" for n in range(5))
+    for name in names:
+        rows.insert_agent(env.engine, name)
+        env.agents.devices[name] = []
+    hardware, others = env.agents.hardware, threading.Barrier(len(names), timeout=60)
+
+    def answer(host: str, driver: str | None = None) -> Any:
+        if host in names:
+            # All of them are called at a time, also those after the first.
+            others.wait()
+        if host == names[0]:
+            raise TimedOut(f"agent {host} did not answer in 30 s")
+        return hardware(host)
+
+    env.agents.hardware = answer  # type: ignore[method-assign]
+    row = env.run_audit()
+    assert (row["state"], row["hosts_done"], row["last_host"]) == ("DONE", 6, env.host.name)
+    assert [(f["host"], f["kind"]) for f in row["findings"]] == [(names[0], "agent_unreachable")]
+
+
+def test_number_of_hosts_that_are_audited_at_a_time_is_limited(
+    sqlite_env: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = sqlite_env
+    monkeypatch.setattr(runner, "MAX_HOSTS", 2)
+    for n in range(6):
+        rows.insert_agent(env.engine, f"a{n}")
+        env.agents.devices[f"a{n}"] = []
+    hardware, lock = env.agents.hardware, threading.Lock()
+    running = most = 0
+
+    def answer(host: str, driver: str | None = None) -> Any:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        try:
+            return hardware(host)
+        finally:
+            with lock:
+                running -= 1
+
+    env.agents.hardware = answer  # type: ignore[method-assign]
+    assert env.run_audit()["hosts_done"] == 7
+    assert most <= 2
 
 
 def test_audit_without_nova_has_three_sources(sqlite_engine: sa.Engine, node: Node) -> None:

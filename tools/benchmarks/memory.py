@@ -26,6 +26,7 @@ from cyborg.threads.heap import exclude_startup_objects
 PATHS = (
     *("accelerators", "accelerator_requests", "deployables", "devices", "attributes", "jobs"),
     *("hardware", "services", "services?kind=backend", "drivers", "drivers/gpu"),
+    *("attachments", "device_contexts", "discoveries", "hosts", "outbox", "summary"),
     *("device_profiles/p-0/explanation", "device_profiles/p-0/capacity"),
 )
 TIMES = 3

@@ -19,6 +19,7 @@ from cyborg.policies.rules import list_rules
 from cyborg.tests.fixtures.clouds.api import INSTANCE, ApiEnv, bind_body, error_message
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
+from cyborg.tests.fixtures.scale.lists import LISTS
 
 ARQS = "/v2/accelerator_requests"
 LATEST = {"OpenStack-API-Version": "accelerator latest"}
@@ -304,3 +305,24 @@ def test_create_arq_over_project_limit_is_forbidden(api: ApiEnv) -> None:
     refused = api.call("POST", "/v2/accelerator_requests", {"device_profile_name": "p1"})
     assert refused.status_int == 403
     assert "may have 2" in error_message(refused)
+
+
+# Their pages are parts of evaluations of the cloud, with tests of their own.
+EVALUATED = {
+    "device_profiles/{key}/explanation",
+    "device_profiles/{key}/capacity",
+    "device_contexts/{uuid}/explanation",
+}
+
+
+def test_statements_of_each_list_have_a_test_of_their_costs() -> None:
+    context = ApiContext(None, None, None)  # type: ignore[arg-type]
+    operations = [
+        method.operation
+        for methods in build_routes(context).values()
+        for method in methods.values()
+    ]
+    paged = {operation.template for operation in operations if operation.paged}
+    # If one is missing here, add it to LISTS, and its rows to ``fill``.
+    assert {name.split("?")[0] for name in LISTS} == paged - EVALUATED
+    assert paged >= EVALUATED

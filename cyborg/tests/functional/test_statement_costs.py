@@ -93,6 +93,8 @@ SCANS: Mapping[str, frozenset[str]] = {
     "hardware": frozenset({"driver", "uuid", "host", "address", "numa_node", "health", "serial"}),
     # MariaDB sorts the entries of the index for a state that most jobs have. Ended jobs expire.
     "jobs": frozenset({"state"}),
+    # The status of an entry follows from three tables, of which PostgreSQL reads many blocks.
+    "drivers/{key}": frozenset({"status"}),
 }
 # Lists that show numbers of what they do not show, with the entries of an index that one statement
 # may read for them, for each host.

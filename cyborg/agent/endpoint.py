@@ -59,6 +59,7 @@ class AgentEndpoint:
         Raise Invalid, NotFound, and Unavailable if too many discoveries are open.
         """
         requested_id = None if discovery_id is None else parse_uuid(discovery_id, "discovery_id")
+        # A new one only completes the answer: no outcome is reported under it.
         uuid = requested_id or str(uuid4())
         backends = self._select(driver)
         # Without an id the caller waits for no outcome, so that nothing is kept for the caller.

@@ -150,7 +150,8 @@ def operation(
             if spec.paged and values["page"].count is not None:
                 result["count"] = values["page"].count
             if spec.paged:
-                # The filter of a list by host has one of these names.
+                # 404 if the list of a host is empty because no such host is known. Its filter has
+                # one of these names.
                 self.check_host(context, values.get("host") or values.get("hostname"), result)
             if result is None:
                 # webob would send text/html with an empty body, and 204 must have no type.

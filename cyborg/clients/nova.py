@@ -242,7 +242,7 @@ def _expecting(content: str) -> Iterator[None]:
 def _event_errors(answer: Any, events: Sequence[Mapping[str, Any]]) -> list[str | None]:
     """Return, for each event, its error, or None if no retry is needed.
 
-    An event that is not in the response was accepted.
+    Nova answers for each event, so one that is not in the response is sent again.
     """
     if answer.status_code == 200:
         return [None] * len(events)
@@ -253,8 +253,8 @@ def _event_errors(answer: Any, events: Sequence[Mapping[str, Any]]) -> list[str 
         }
     keys = [(event.get("name"), event.get("server_uuid"), event.get("tag")) for event in events]
     return [
-        None if code in _FINAL_CODES else f"Nova answered {code} for this event"
-        for code in (codes.get(key, ACCEPTED) for key in keys)
+        None if code in _FINAL_CODES else f"Nova answered {code or 'nothing'} for this event"
+        for code in map(codes.get, keys)
     ]
 
 

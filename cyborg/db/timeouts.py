@@ -108,10 +108,10 @@ def keep_alive(url: sa.URL) -> sa.URL:
 
 
 def limit_url(url: sa.URL, limits: Timeouts) -> sa.URL:
-    """Return a PostgreSQL URL with the timeouts of connections, statements and locks.
+    """Return a PostgreSQL URL with the limits of statements, locks and open transactions.
 
-    Values that the URL already has take precedence: ``connect_timeout``, ``tcp_user_timeout``, and
-    each setting in ``options``.
+    Values that the URL already has take precedence: ``tcp_user_timeout``, and each setting in
+    ``options``, since the last ``-c`` counts.
     """
     settings = {
         "lock_timeout": limits.lock,

@@ -51,7 +51,8 @@ class HttpServer:
             self._socket.close()
             return
         trigger = self._server.trigger
-        # Only the thread of the loop may change its map.
+        # Only the thread of the loop may change its map. Not server.close(): that also closes the
+        # trigger, which is needed below.
         trigger.pull_trigger(lambda: wasyncore.dispatcher.close(self._server))
         # The loop runs until here: it sends the responses, and a request that ends wakes it by
         # writing to the pipe of the trigger.

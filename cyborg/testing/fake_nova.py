@@ -160,7 +160,8 @@ class FakeNova:
             return sorted(self.deleted)[: self.page_size if "marker" not in query else 0]
         host, project = query.get("host"), query.get("project_id")
         if "REBUILD" in statuses and len(statuses) > 1:
-            statuses = [*statuses, "ACTIVE"]  # a task, by which Nova then does not select
+            # For Nova it is ACTIVE with a task, and several statuses do not select by tasks.
+            statuses = [*statuses, "ACTIVE"]
         uuids = [
             uuid
             for uuid, server in self.servers.items()

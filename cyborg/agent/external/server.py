@@ -263,7 +263,7 @@ class _Request(BaseHTTPRequestHandler):
             self._answer(200, server.handle_hello(self._body()))
         except _TooLarge as exc:
             self._answer(413, {"error": exc.message})
-        except errors.Unavailable as exc:
+        except errors.Unavailable as exc:  # the driver says hello too often
             self._answer(429, {"error": exc.message})
         except errors.CyborgError as exc:
             self._answer(400, {"error": exc.message})

@@ -226,16 +226,17 @@ class Controller(Resource):
     def find(self, request: RequestContext, page: PageRequest, **filters: Any) -> Any:
         """List devices. Filters that no device matches give an empty list."""
         criteria = _merge_filters(filters)
-        # An empty list, as for any filter that matches nothing.
+        # None: one field has two different values, as python-cyborgclient can send them.
         if criteria is None:
             return DEVICES.document(request, ([], None))
         deliverable = filters["deliverable"]
-        more = {
+        # These cannot be given in ``filters.``: there is nothing to merge.
+        own_filters = {
             "deliverable": None if deliverable is None else deliverable == "true",
             "model": filters["model"],
             "backend": filters["backend"],
         }
-        return DEVICES.document(request, self.read_page(page, read.find, **criteria, **more))
+        return DEVICES.document(request, self.read_page(page, read.find, **criteria, **own_filters))
 
     get = DEVICES.get("Show one device.", path=PATH)
 

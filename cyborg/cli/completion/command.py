@@ -106,7 +106,7 @@ HEADER = "# Completion of cyborg for {0}, written by: cyborg complete {0}\n"
 
 def write_bash(table: CompletionTable) -> str:
     """Return the script for bash, without descriptions."""
-    data = _arrays(table, "declare -gA", "[{}]={}")
+    data = _arrays(table, declare="declare -gA", entry="[{}]={}")
     return HEADER.format("bash") + data + _function("cyborg.bash")
 
 
@@ -119,8 +119,8 @@ def write_zsh(table: CompletionTable) -> str:
         for word, text in words.items()
         if text
     }
-    data = _arrays(table, "typeset -gA", "{} {}")
-    data += _array("typeset -gA", "_cyborg_help", "{} {}", help_texts)
+    form = {"declare": "typeset -gA", "entry": "{} {}"}
+    data = _arrays(table, **form) + _array("_cyborg_help", help_texts, **form)
     return "#compdef cyborg\n" + HEADER.format("zsh") + data + _function("cyborg.zsh")
 
 
@@ -140,7 +140,8 @@ def _function(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text("utf-8")
 
 
-def _arrays(table: CompletionTable, declare: str, entry: str) -> str:
+def _arrays(table: CompletionTable, *, declare: str, entry: str) -> str:
+    """Return the arrays of a table; ``declare`` and ``entry`` are those of ``_array``."""
     arrays = {
         "_cyborg_words": {path: " ".join(words) for path, words in table.words.items()},
         "_cyborg_commands": table.commands,
@@ -149,10 +150,13 @@ def _arrays(table: CompletionTable, declare: str, entry: str) -> str:
             f"{name} {option}": " ".join(values) for (name, option), values in table.values.items()
         },
     }
-    return "".join(_array(declare, name, entry, values) for name, values in arrays.items())
+    return "".join(
+        _array(name, values, declare=declare, entry=entry) for name, values in arrays.items()
+    )
 
 
-def _array(declare: str, name: str, entry: str, values: Mapping[str, str]) -> str:
+def _array(name: str, values: Mapping[str, str], *, declare: str, entry: str) -> str:
+    """Return an array; ``declare`` begins it, and ``entry`` formats a quoted key and its value."""
     # A key must not be empty in bash, so that each begins with a slash.
     lines = (
         f"    {entry.format(shlex.quote('/' + key), shlex.quote(value))}\n"

@@ -43,7 +43,8 @@ class GuestPorts:
     def count(self, attachment: str, host: str, instance: str) -> PortCount | None:
         """Return the number of free ports of a guest; None if its agent has not answered yet.
 
-        Call this again then: this conductor asks once for each result.
+        Call this again then: it waits for the same call, and starts no other. The number is unknown
+        if the agent cannot be asked, or answers an error.
         """
         call = self._counts.get(attachment)
         if call is None:

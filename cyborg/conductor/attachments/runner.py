@@ -255,6 +255,7 @@ class AttachmentRunner:
             LOG.warning("Attach failed and is undone: %s", error)
         if work.is_successor:
             self._remember_failure(work.row["uuid"], error)
+        # ``failure`` stays until the end of the undo; ``error`` changes with each step that waits.
         work.commit(
             {
                 **values,

@@ -257,8 +257,9 @@ class Arqs:
         """Insert the ARQs of a profile, or renew those of a context.
 
         ``scope`` is the only project whose contexts may be used, None for all. ``attachment_id`` is
-        the row id of the attachment that gets the ARQs; with ``epoch``, it takes those of the lease
-        of the context. Raise NotFound, OverLimit, WrongState.
+        the row id of the attachment that gets the ARQs. With ``epoch``, that of the lease of the
+        context, the attachment gets the ARQs that the lease has. Raise NotFound, OverLimit,
+        WrongState.
         """
         profile = self._find_profile(tx, name, project_id)
         # Not the hidden profile of another attachment.

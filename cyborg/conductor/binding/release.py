@@ -197,8 +197,9 @@ def fail_binds(
         raise WrongState("the state of an ARQ changed during the rollback of its bind")
     entries.record_released(tx, rows, now, reason="bind_failed", error=error)
     dirty, stale = _release_handles(tx, ids, now)
-    cleaning = enqueue_cleaning(tx, dirty, now=now, timeout=timeout, cancelled_jobs=cancelled_jobs)
-    return FailedBinds(len(set(cleaning.values())), stale)
+    # The job of each handle; one job cleans all handles of an instance on a host.
+    jobs = enqueue_cleaning(tx, dirty, now=now, timeout=timeout, cancelled_jobs=cancelled_jobs)
+    return FailedBinds(jobs=len(set(jobs.values())), providers=stale)
 
 
 def _release_handles(

@@ -166,10 +166,10 @@ class StepExecutor:
             store.update_step(tx, step["id"], StepState.PENDING_AGENT, generation=generation)
             if job["kind"] == Kind.UNINSTALL and key in forced:
                 removed.append(key)
-        changed = self._apply_cordon(tx, hosts)
+        devices_changed = self._apply_cordon(tx, hosts)
         for key in removed:
-            changed |= self._remove_backend(tx, key, now)
-        return DesiredChange(notified, changed)
+            devices_changed |= self._remove_backend(tx, key, now)
+        return DesiredChange(notified, devices_changed)
 
     def leave(
         self,

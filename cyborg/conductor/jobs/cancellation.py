@@ -68,7 +68,7 @@ def give_up_impossible(tx: sa.Connection, report: Report, now: datetime) -> int:
     kernel driver, some minutes after its host has booted. The caller has locked the agent of the
     host.
     """
-    failed = {b.name for b in report.backends if b.status is not BackendStatus.READY}
+    unready_backends = {b.name for b in report.backends if b.status is not BackendStatus.READY}
     reported = {device.address: device for device in report.devices}
     count = 0
     for job in jobs.failed_changes(tx, report.host):
@@ -78,9 +78,9 @@ def give_up_impossible(tx: sa.Connection, report: Report, now: datetime) -> int:
         (item,) = job["arguments"]["items"]
         device = reported.get(item["device"])
         if device is None:
-            # The device of a failed backend may exist although the report lacks it. That of another
-            # backend was removed, also if the report lacks the backend, which was removed then.
-            impossible = item["backend"] not in failed
+            # A backend that is not ready may have the device although the report lacks it.
+            # Otherwise the device is gone, and so is a backend that the report lacks.
+            impossible = item["backend"] not in unready_backends
         else:
             impossible = device.backend != item["backend"] or _lacks(device, job["arguments"], item)
         if impossible:

@@ -85,9 +85,10 @@ class OpenJob(NamedTuple):
 def find_job(tx: sa.Connection, uuid: str, rows: Sequence[store.PartitionRow]) -> OpenJob | None:
     """Return the job that changes or drains a device, or None.
 
-    A failed job is not returned, although the next report must still detach it from the device.
+    ``rows`` are those of its deployables, or one row if it has none. A failed job is not returned,
+    although the next report must still detach it from the device.
     """
-    # No deployable has the job of a device that drains or that has no deployable.
+    # Only its subject names the job of a device that still drains, or has no deployables.
     for job in store.open_partitions(tx, rows[0]["host"]):
         if job["subject"] == uuid:
             return OpenJob(job["id"], job["arguments"])
@@ -158,7 +159,11 @@ def enqueue_partition(
     previous_layout: str | None,
     deadline: datetime | None = None,
 ) -> int:
-    """Enqueue a job that applies a layout to a device; return the id of the job."""
+    """Enqueue a job that applies a layout to a device; return the id of the job.
+
+    ``options`` are further arguments of the job: DRAINS, AFTER_REBOOT.
+    """
+    # Without a deployable: the work is for the whole device.
     item = WorkItem(backend=row["backend"], device=row["address"], deployable="")
     arguments = {"items": [item.to_dict()], "layout": layout, "previous_layout": previous_layout}
     return jobs.enqueue(

@@ -195,8 +195,8 @@ def compare_hardware(snapshot: HostSnapshot) -> Iterator[Finding]:
         if not _is_programming(device):
             if snapshot.hardware is not None:
                 yield from _compare_device(snapshot, snapshot.hardware, device)
-            # No report removes a device while its backend fails.
-            if device.backend not in failed:
+            # No report removes a device while its backend fails, or its agent does not answer.
+            if device.backend not in failed and snapshot.unreachable_reason is None:
                 yield from _drained_not_removed(snapshot, device)
     if snapshot.hardware is not None:
         for address, observed in sorted(snapshot.hardware.devices.items()):

@@ -184,9 +184,10 @@ def _add_providers(
 def _layout_gain(demands: Sequence[GroupDemand], providers: Sequence[ProviderState]) -> int:
     """Return how many more usable handles an idle device would have in its best layout.
 
-    In another layout, a deployable has the traits of that layout, and those of its present traits
-    that belong to no layout. The result is 0 for a device with a condition that excludes it. A
-    layout with fewer handles of a resource class that another group needs does not count.
+    ``providers``, at least one, are all of the device. In another layout, a deployable has the
+    traits of that layout, and those of its present traits that belong to no layout. The result is 0
+    for a device with a condition that excludes it. A layout with fewer handles of a resource class
+    that another group needs does not count.
     """
     first = providers[0]
     # The current layout is one of them: with a single one there is nothing to change to.

@@ -178,3 +178,9 @@ def test_unexpected_server_response_is_rejected(
         client(fake_nova).get_server("a")
     with pytest.raises(kind):
         client(fake_nova).servers_on_host("h")
+
+
+def test_event_without_an_answer_is_sent_again(fake_nova: FakeNova) -> None:
+    first, second = event("a"), event("b")
+    fake_nova.status, fake_nova.body = 207, {"events": [{**first, "code": 200}]}
+    assert client(fake_nova).send([first, second]) == [None, "Nova answered nothing for this event"]

@@ -157,12 +157,13 @@ _KEYS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def dump_counts(counts: Counts) -> dict[str, Any]:
+def dump_counts(counts: Counts) -> dict[str, object]:
     """Return counts as JSON values."""
-    body = {field.name: getattr(counts, field.name) for field in fields(counts)}
-    for name in _KEYS:
-        body[name] = [[list(key), number] for key, number in body[name].items()]
-    return body
+    values = {field.name: getattr(counts, field.name) for field in fields(counts)}
+    return {
+        name: [[list(key), number] for key, number in value.items()] if name in _KEYS else value
+        for name, value in values.items()
+    }
 
 
 def _load_counts(body: dict[str, Any]) -> Counts | None:

@@ -166,6 +166,7 @@ def map_ahead(
     max_threads: int,
     max_ahead: int,
     on_wait: Callable[[], object] = lambda: None,
+    stopped: threading.Event | None = None,
 ) -> Generator[R, None, None]:
     """Yield the result of ``func`` for each item, in order, with at most ``max_threads`` calls.
 
@@ -173,10 +174,11 @@ def map_ahead(
     results are taken. ``items`` is read in the caller's thread. ``name`` is the name of the
     threads. While a result is awaited, ``on_wait`` is called each second; it may raise. If a call
     raises, the exception is raised in the place of its result. After an exception, and after the
-    generator is closed, no further call starts, and the running ones are awaited.
+    generator is closed, ``stopped`` is set, no further call starts, and the running ones are
+    awaited.
     """
+    stopped = stopped or threading.Event()
     queue = SimpleQueue[tuple[Future[R], T] | None]()
-    stopped = threading.Event()
 
     def work() -> None:
         while (entry := queue.get()) is not None:
@@ -200,10 +202,11 @@ def map_ahead(
                 if len(threads) < max_threads:
                     # A daemon, so that a call that hangs does not keep the process.
                     context = contextvars.copy_context()
-                    threads.append(
-                        threading.Thread(target=context.run, args=(work,), name=name, daemon=True)
+                    thread = threading.Thread(
+                        target=context.run, args=(work,), name=name, daemon=True
                     )
-                    threads[-1].start()
+                    thread.start()
+                    threads.append(thread)
             if not pending:
                 return
             while not wait([pending[0]], 1.0).done:

@@ -7,7 +7,8 @@ on the host; servers with a suspected inconsistency are read one by one.
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,7 +38,7 @@ class SourceCollector:
     """Collector of the sources of one audit. Thread-safe.
 
     Any number of agents may be called at a time, but only ``[conductor] max_placement_calls``
-    threads read the other sources: they have ``turns``.
+    threads read the other sources: ``turn`` limits them.
 
     ``nova`` is None in an installation without Nova. ``renew_lease`` is called between calls that
     may take long; its exceptions propagate. ``nova_error`` is the first error of a call to Nova,
@@ -55,7 +56,15 @@ class SourceCollector:
         # An own one: that of the publisher must only be used in the publisher's thread.
         self._compute_nodes = ComputeNodeResolver(self.placement, self.uow)
         self.nova_error: str | None = None
-        self.turns = threading.BoundedSemaphore(self.conf.conductor.max_placement_calls)
+        self._turns = threading.BoundedSemaphore(self.conf.conductor.max_placement_calls)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Limit the threads within the block. Raise what ``renew_lease`` raises."""
+        with self._turns:
+            # Only now: a thread that has waited here while the audit ended must not make its calls.
+            self.renew_lease()
+            yield
 
     def collect(self, host: str, recheck: Sequence[Finding] | None = None) -> sources.HostSnapshot:
         """Return the data of all sources about a host.
@@ -70,9 +79,8 @@ class SourceCollector:
         )
         if needs_agent:
             hardware, unreachable_reason = self._collect_hardware(host)
-        self.renew_lease()
         # After the agent, so that the database has what the agent reported just before.
-        with self.turns:
+        with self.turn():
             return self._collect_others(host, hardware, unreachable_reason, recheck)
 
     def _collect_others(

@@ -239,18 +239,25 @@ class AuditRunner:
 
     def _run(self, lease: AuditLease) -> bool:
         """Run an audit, or the rest of it; return whether it has ended."""
+        ended = threading.Event()
+
+        def renew_lease() -> None:
+            if ended.is_set():
+                raise LeaseLost
+            lease.renew_if_due()
+
         collector = SourceCollector(
             conf=self.conf,
             uow=self.uow,
             agents=self.agents,
             placement=self.placement,
             nova=self.nova,
-            renew_lease=lease.renew_if_due,
+            renew_lease=renew_lease,
         )
         try:
             is_nova_reported = False
             repairs = self.repairs if lease.row["repair"] else None
-            audit = partial(self._audit_host, collector, lease.renew_if_due)
+            audit = partial(self._audit_host, collector, renew_lease)
             hosts = map_ahead(
                 "audit",
                 lambda host: (host, audit(host)),
@@ -258,6 +265,9 @@ class AuditRunner:
                 max_threads=MAX_HOSTS,
                 max_ahead=MAX_AHEAD,
                 on_wait=lease.renew_if_due,
+                # The threads that still wait for their turn then make no call: otherwise each would
+                # wait for a Placement that does not answer, until the lease has ended.
+                stopped=ended,
             )
             # Closed, so that no thread works on after an error here.
             with contextlib.closing(hosts):
@@ -285,7 +295,7 @@ class AuditRunner:
     ) -> Sequence[Finding]:
         """Return the confirmed findings of a host; called in several threads."""
         findings = self._compare_sources(collector, host)
-        with collector.turns:
+        with collector.turn():
             return [*findings, *self._chains.check(host, renew_lease)]
 
     def _compare_sources(self, collector: SourceCollector, host: str) -> Sequence[Finding]:

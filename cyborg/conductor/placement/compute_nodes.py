@@ -14,7 +14,7 @@ last list. If two conductors find the same change, both write the same values.
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,11 +73,6 @@ class ComputeNodeResolver:
         self._list_error: str | None = None
         self._list_lock = threading.Lock()
 
-    def load_identities(self, hosts: Collection[str]) -> None:
-        """Read the identities of these hosts for ``find``, in one statement."""
-        identities = self.uow.run(lambda tx: services.identities(tx, hosts))
-        self.preload({host: identities.get(host) for host in hosts})
-
     def preload(self, identities: Mapping[str, object]) -> None:
         """Use identities that the caller has read; None for a host whose agent never reported."""
         self._identities = dict(identities)
@@ -89,11 +84,13 @@ class ComputeNodeResolver:
         NotFound with a hint for the operator, Unavailable, and Invalid for an unreadable identity
         from an agent of another release.
         """
-        if host not in self._identities:
-            self.load_identities([host])
-        # Parsed here, so that an unreadable identity of a newer release affects only its host. Used
-        # once: the next lookup reads what the agent has reported since.
-        identity = parse_identity(self._identities.pop(host))
+        # Used once: the next lookup reads what the agent has reported since.
+        try:
+            stored = self._identities.pop(host)
+        except KeyError:
+            stored = self.uow.run(lambda tx: services.identities(tx, [host])).get(host)
+        # Parsed here, so that an unreadable identity of a newer release affects only its host.
+        identity = parse_identity(stored)
         cached = self._cache.get(host)
         if cached and cached.identity == identity and self.clock() - cached.found_at < RESULT_TTL:
             return cached.provider

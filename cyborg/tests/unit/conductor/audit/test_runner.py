@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.audit import runner
 from cyborg.conductor.audit import runner as lease
+from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
 from cyborg.core import naming
 from cyborg.core.errors import Conflict, Invalid, NotFound, TimedOut, Unavailable
 from cyborg.db import schema
@@ -267,6 +268,39 @@ def test_placement_outage_fails_the_audit(sqlite_env: Env, monkeypatch: pytest.M
     row = sqlite_env.run_audit()
     assert (row["state"], row["error"]) == ("FAILED", "Placement cannot be reached: no route")
     assert row["hosts_done"] == 0
+
+
+def test_threads_that_wait_for_their_turn_make_no_call_after_an_outage(
+    sqlite_env: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = sqlite_env
+    env.conf.set_override("max_placement_calls", 1, group="conductor")
+    names = [f"a{n}" for n in range(9)]
+    for name in names:
+        rows.insert_agent(env.engine, name)
+        env.agents.devices[name] = []
+    hardware, has_turn = env.agents.hardware, threading.Event()
+    answered, calls = threading.Barrier(len(names), timeout=60), list[str]()
+
+    def answer(host: str, driver: str | None = None) -> Any:
+        if host in names[1:]:
+            has_turn.wait(60)
+            answered.wait()
+        return hardware(host)
+
+    def find(resolver: ComputeNodeResolver, host: str) -> Any:
+        calls.append(host)
+        has_turn.set()
+        if host == names[0]:
+            answered.wait()
+        threading.Event().wait(0.3)  # as for a Placement that does not answer
+        raise TimedOut("Placement did not answer")
+
+    env.agents.hardware = answer  # type: ignore[method-assign]
+    monkeypatch.setattr(ComputeNodeResolver, "find", find)
+    row = env.run_audit()
+    assert (row["state"], row["error"]) == ("FAILED", "Placement did not answer")
+    assert (calls[0], len(calls) < 4) == (names[0], True), calls
 
 
 def test_audit_runs_a_constant_number_of_statements(sqlite_env: Env) -> None:

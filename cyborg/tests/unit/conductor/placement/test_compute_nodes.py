@@ -15,6 +15,7 @@ from cyborg.conductor.placement.compute_nodes import LIST_TTL, RESULT_TTL, Compu
 from cyborg.core.errors import NotFound, TimedOut, Unavailable
 from cyborg.core.hosts import Identity
 from cyborg.db import schema
+from cyborg.db.services import write as services
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
@@ -204,7 +205,7 @@ def test_cached_result_costs_no_call_and_one_statement(env: Env) -> None:
     assert {host: env.find(host) for host in nodes} == nodes
     calls = env.calls.count
     with count_statements(env.engine) as count:
-        env.resolver.load_identities(nodes.keys())
+        env.resolver.preload(env.resolver.uow.run(lambda tx: services.identities(tx, nodes)))
         assert {host: env.find(host) for host in nodes} == nodes
     assert (env.calls.count, len(count)) == (calls, 1)
     first = next(iter(nodes))

@@ -320,6 +320,8 @@ def find(
         few = _of_few(connection, chosen) if is_searched and chosen.are_of_few() else []
         # The order of creation is that of the index of the clean handles.
         clean = is_searched and not few and chosen.are_clean() and page.sort_key == "created_at"
+        # Few handles may have a resource class or a driver: another index finds these.
+        clean = clean and chosen.resource_class is None and chosen.driver is None
         ids = _find_ids(connection, _FROM, [*conditions, *few], page, table, clean=clean)
     # In the order of the ARQs of the project.
     elif chosen.of_owner():

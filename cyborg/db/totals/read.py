@@ -170,9 +170,12 @@ def _load_counts(body: dict[str, Any]) -> Counts | None:
     """Return the counts of ``dump_counts``, None if another release has dumped them."""
     if body.keys() != {field.name for field in fields(Counts)}:
         return None
-    keyed = {
-        name: {make(*key): number for key, number in body[name]} for name, make in _KEYS.items()
-    }
+    try:
+        keyed = {
+            name: {make(*key): number for key, number in body[name]} for name, make in _KEYS.items()
+        }
+    except TypeError:
+        return None  # a key has more or fewer fields
     return Counts(**{**body, **keyed})
 
 

@@ -30,7 +30,7 @@ from cyborg.db.errors import FAILURES
 from cyborg.db.schema import REVISION
 from cyborg.db.timeouts import PROBE_INTERVAL, StallDetector
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.client import make_agent_client, make_conductor_client
+from cyborg.rpc.client import check_pins, make_agent_client, make_conductor_client
 from cyborg.rpc.contract import CONDUCTOR
 from cyborg.rpc.notifications import NotificationListener, Notifier, make_listener, make_notifier
 from cyborg.rpc.publishing import FAULTS
@@ -104,6 +104,7 @@ class ConductorService:
     def open(self) -> None:
         """Create the clients of other services without connecting. Raise Misconfigured."""
         tracing.check_config(self._conf)
+        check_pins(self._conf)
         keys = custody_keys.load(self._conf)
         self._limits = make_source(self._conf)
         if self._placement is None:

@@ -195,7 +195,8 @@ def _check_blockers(
             raise Conflict(
                 f"migration {step.revision} removes what daemons of an older release use: "
                 f"{join_limited(list(map(str, blockers)), MAX_NAMED)}. Upgrade them, or remove "
-                "those that left with 'cyborg service-delete', and retry"
+                "those that left with 'cyborg service-delete', and retry; with all conductors and "
+                "APIs stopped, use --offline"
             )
 
 

@@ -129,6 +129,8 @@ class Client:
 
     def supports(self, method: str, arguments: Collection[str]) -> bool:
         """Return whether the pin allows a call with these optional arguments."""
+        if unknown := {*arguments}.difference(self.contract.methods[method].arguments):
+            raise ValueError(f"{method} has no arguments {sorted(unknown)}")
         version, _ = self.contract.minimal_call(method, arguments)
         return self._pin is None or not is_newer(version, self._pin)
 
@@ -314,6 +316,12 @@ def supports(api: ConductorAPI | AgentAPI, method: str, *arguments: str) -> bool
     An ``api`` that is no RPC client has the methods of this release.
     """
     return not isinstance(api, _Proxy) or api.client.supports(method, arguments)
+
+
+def check_pins(conf: cfg.ConfigOpts) -> None:
+    """Raise Misconfigured if a pin is of another major version than this release."""
+    for contract in (AGENT, CONDUCTOR):
+        _read_pin(contract, conf)
 
 
 def _read_pin(contract: Contract, conf: cfg.ConfigOpts) -> str | None:

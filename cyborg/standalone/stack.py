@@ -115,7 +115,8 @@ class StandaloneStack:
         self.report("database: migrating")
         engine = make_engine(conf)
         self._undo.callback(engine.dispose)
-        migrate.upgrade(engine, is_alone=True)
+        for run in (migrate.upgrade, migrate.contract):
+            run(engine, is_alone=True)
 
         self.report("Placement: starting")
         app = placement.make_app(f"sqlite:///{self.state / PLACEMENT_DATABASE}")

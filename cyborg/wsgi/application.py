@@ -29,7 +29,7 @@ from cyborg.compat.oslo import set_up_logging
 from cyborg.core.errors import Misconfigured
 from cyborg.db.clock import INTERVAL
 from cyborg.db.engine import Reader
-from cyborg.rpc.client import make_conductor_client
+from cyborg.rpc.client import check_pins, make_conductor_client
 from cyborg.rpc.transport import make_transport
 from cyborg.telemetry.recorder import MetricRecorder
 from cyborg.threads.heap import exclude_startup_objects
@@ -128,6 +128,7 @@ def configure(arguments: Sequence[str]) -> cfg.ConfigOpts:
     # Now and not at the first request: the server must not start with such options.
     auth.check_config(conf)
     tracing.check_config(conf)
+    check_pins(conf)
     if conf.api.metrics_port:
         _import_metrics_server()
     set_up_logging(conf, "cyborg-api")

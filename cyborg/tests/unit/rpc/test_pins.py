@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """RPC pins: calls that a former release may receive have its version, or are not sent."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cyborg.conductor.service import ConductorService
 from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.rpc.client import Client, make_agent_client, make_conductor_client, supports
 from cyborg.rpc.contract import CONDUCTOR, CONTRACTS, Contract, Method, is_newer
 from cyborg.tests.fixtures.bus.broker import Bus
+from cyborg.tests.fixtures.machine.options import make_conf
+from cyborg.wsgi import application
 
 NEWER = Contract(
     "conductor",
@@ -102,3 +106,25 @@ def test_pin_of_another_major_version_is_refused(memory_bus: Bus, contract: str,
 def test_versions_are_compared_as_numbers() -> None:
     assert is_newer("1.10", "1.9")
     assert not is_newer("1.9", "1.9")
+
+
+@pytest.mark.parametrize("contract", ["agent", "conductor"])
+def test_api_and_conductor_do_not_start_with_a_pin_of_another_major_version(
+    contract: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "cyborg.conf"
+    file.write_text(
+        "[DEFAULT]\nauth_strategy = noauth\ntransport_url = memory://\n"
+        f"[database]\nconnection = sqlite:///{tmp_path}/c.db\n[upgrade_levels]\n{contract} = 2.0\n"
+    )
+    with pytest.raises(Misconfigured, match=rf"\[upgrade_levels\] {contract} is 2.0"):
+        application.configure(["--config-file", str(file)])
+    conf = make_conf(upgrade_levels={contract: "2.0"})
+    with pytest.raises(Misconfigured, match=rf"\[upgrade_levels\] {contract} is 2.0"):
+        ConductorService(conf).open()
+
+
+def test_unknown_argument_is_a_mistake_of_the_caller(memory_bus: Bus) -> None:
+    conductor = make_conductor_client(memory_bus.transport, memory_bus.conf)
+    with pytest.raises(ValueError, match=r"arq_create has no arguments \['colour'\]"):
+        supports(conductor, "arq_create", "colour")

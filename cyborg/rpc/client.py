@@ -129,8 +129,6 @@ class Client:
 
     def supports(self, method: str, arguments: Collection[str]) -> bool:
         """Return whether the pin allows a call with these optional arguments."""
-        if unknown := {*arguments}.difference(self.contract.methods[method].arguments):
-            raise ValueError(f"{method} has no arguments {sorted(unknown)}")
         version, _ = self.contract.minimal_call(method, arguments)
         return self._pin is None or not is_newer(version, self._pin)
 
@@ -313,9 +311,14 @@ def supports(api: ConductorAPI | AgentAPI, method: str, *arguments: str) -> bool
     """Return whether the pinned version has a method with these optional arguments.
 
     Without it, the caller must do what the former release does: its servers may receive the call.
-    An ``api`` that is no RPC client has the methods of this release.
+    An ``api`` that is no RPC client has the methods of this release. Raise ValueError if the method
+    has no such argument: otherwise the pin would refuse the call that was said to be allowed.
     """
-    return not isinstance(api, _Proxy) or api.client.supports(method, arguments)
+    if not isinstance(api, _Proxy):
+        return True
+    if unknown := {*arguments}.difference(api.client.contract.methods[method].arguments):
+        raise ValueError(f"{method} has no arguments {sorted(unknown)}")
+    return api.client.supports(method, arguments)
 
 
 def check_pins(conf: cfg.ConfigOpts) -> None:

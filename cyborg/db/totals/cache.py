@@ -26,6 +26,9 @@ SHARE = 100
 MAX_AGE = 600.0
 # If counting takes no longer than this, it is not done in the background.
 INLINE_SECONDS = 0.05
+# Stored counts of fewer handles are not used: a busy machine that counts them slowly must not show
+# those of a minute ago.
+MIN_STORED_HANDLES = 10_000
 # Seconds that ``stop`` waits for counting in the background.
 STOP_SECONDS = 5.0
 
@@ -100,11 +103,13 @@ class CountCache:
     def _load(self) -> _Counted | None:
         """Return the counts that a conductor has stored, and use them unless newer ones are known.
 
-        Return None if there are none, if they are too old, or if counting is quick.
+        Return None if there are none, if they are too old, or if counting is or should be quick.
         """
         with self._reader.connect() as connection:
             stored = totals.find_stored(connection)
         if stored is None or stored.seconds <= INLINE_SECONDS:
+            return None
+        if sum(stored.counts.handles.values()) < MIN_STORED_HANDLES:
             return None
         age = (self._reader.clock() - stored.counted_at).total_seconds()
         if age >= 2 * MAX_AGE:

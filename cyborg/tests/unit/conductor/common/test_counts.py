@@ -4,11 +4,13 @@
 import itertools
 from datetime import timedelta
 
+import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.common.counts import CountRecorder
 from cyborg.db import schema
 from cyborg.db.engine import Reader
+from cyborg.db.totals import cache
 from cyborg.db.totals import read as totals
 from cyborg.db.totals import write as store
 from cyborg.db.totals.cache import MAX_AGE, CountCache
@@ -55,12 +57,16 @@ def test_counts_are_stored_and_counted_again_when_they_are_old(engine: sa.Engine
     assert stored.counts.count_handles("free") == 4
 
 
-def test_new_process_uses_stored_counts_and_reads_no_other_table(sqlite_engine: sa.Engine) -> None:
+def test_new_process_uses_stored_counts_and_reads_no_other_table(
+    sqlite_engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows.insert_card(sqlite_engine, handles=3)
     make_recorder(sqlite_engine).run_once()
     set_age(sqlite_engine, 60)
     reader = Reader(sqlite_engine)
     reader.clock.refresh()
+    assert CountCache(reader).read()[1] == 0, "a small cloud is counted at once"
+    monkeypatch.setattr(cache, "MIN_STORED_HANDLES", 3)
     with count_statements(sqlite_engine) as counted:
         counts, age = CountCache(reader).read()
     assert counts.count_handles("free") == 3

@@ -205,7 +205,7 @@ def test_sweep_reaches_each_device_and_reads_no_window_alone(
     assert len(env.rows()) == 1
     before = len(env.points.passed)
     assert env.windows.sweep() == 0
-    assert len(env.points.passed) - before == 3, "the transactions do not rise with the windows"
+    assert len(env.points.passed) - before == 4, "the transactions do not rise with the windows"
 
 
 @pytest.mark.parametrize("status", ["PAUSED", "SUSPENDED", "ERROR"])

@@ -130,6 +130,9 @@ class Client:
     def supports(self, method: str, arguments: Collection[str]) -> bool:
         """Return whether the pin allows a call with these optional arguments."""
         version, _ = self.contract.minimal_call(method, arguments)
+        return self._allows(version)
+
+    def _allows(self, version: str) -> bool:
         return self._pin is None or not is_newer(version, self._pin)
 
     def _call(self, method: str, server: str | None, arguments: Mapping[str, Any]) -> Any:
@@ -144,7 +147,7 @@ class Client:
         given = {key for key, value in arguments.items() if value is not None}
         version, left_out = self.contract.minimal_call(method, given)
         # Before the broker is asked: any server may be of the former release.
-        if not self.supports(method, given):
+        if not self._allows(version):
             raise Unavailable(
                 f"{subject} needs RPC version {version}, but [upgrade_levels] {self.contract.name} "
                 f"is {self._pin}: an upgrade is in progress"

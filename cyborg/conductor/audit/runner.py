@@ -257,7 +257,7 @@ class AuditRunner:
         try:
             is_nova_reported = False
             repairs = self.repairs if lease.row["repair"] else None
-            audit = partial(self._audit_host, collector, renew_lease)
+            audit = partial(self._audit_host, collector)
             hosts = map_ahead(
                 "audit",
                 lambda host: (host, audit(host)),
@@ -290,13 +290,11 @@ class AuditRunner:
             LOG.exception("Unexpected error while running an audit", audit=lease.row["uuid"])
             return lease.finish(State.FAILED, "internal error: the conductor's log has it")
 
-    def _audit_host(
-        self, collector: SourceCollector, renew_lease: Callable[[], None], host: str
-    ) -> Sequence[Finding]:
+    def _audit_host(self, collector: SourceCollector, host: str) -> Sequence[Finding]:
         """Return the confirmed findings of a host; called in several threads."""
         findings = self._compare_sources(collector, host)
         with collector.turn():
-            return [*findings, *self._chains.check(host, renew_lease)]
+            return [*findings, *self._chains.check(host, collector.renew_lease)]
 
     def _compare_sources(self, collector: SourceCollector, host: str) -> Sequence[Finding]:
         """Return the confirmed findings of a host.

@@ -148,7 +148,7 @@ def find_imported(paths: Iterable[Path], package: str) -> set[Path]:
 
 def python(code: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False
     )
 
 

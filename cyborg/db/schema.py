@@ -338,8 +338,8 @@ arqs = _table(
     sa.Column("owner_verified", sa.Boolean, nullable=False, default=True),
     # Since when the ARQ is a suspected orphan: Placement has no allocation for it.
     sa.Column("orphan_since", Moment),
-    # For a device that the agent attaches, and not Nova: since when the guest has it, or since when
-    # it lacks it although it runs, and why.
+    # For a device that the agent attaches, such as one that Nova ignores or forgets: since when the
+    # guest has it, or since when it lacks it although it runs, and why.
     sa.Column("attached_at", Moment),
     sa.Column("attach_failed_at", Moment, index=True),
     sa.Column("attach_error", sa.String(1024)),

@@ -410,7 +410,8 @@ class ConductorAPI(Protocol):
 
         The answer is ``{"devices": [{"instance", "ready", "arq", "attached", "error"}]}``; ``arq``
         has the fields of the REST API that ``cyborg.os_acc`` needs, ``ready`` is false while a job
-        prepares the device, the others are from the last report. Raise Invalid, Stale.
+        prepares the device, the others are from the last report; ``attached`` is also true if Nova
+        attaches the device at most starts of the guest. Raise Invalid, Stale.
         """
 
     def report_guest_devices(self, host: str, epoch: str, devices: Sequence[Plain]) -> None:

@@ -70,7 +70,7 @@ class GuestDevices:
     whether a backend may discover further devices soon. ``make_ready`` raises DriverFailed
     unless the device of an ARQ can be attached now, for example if the host uses it.
     ``needs_port`` is whether the device of an ARQ needs a free PCIe port of a guest that has such
-    ports.
+    ports. ``is_owner`` is whether an ARQ of a server still owns the device.
     """
 
     hypervisor: Hypervisor
@@ -81,6 +81,7 @@ class GuestDevices:
     is_pending: Callable[[], bool] = lambda: False
     make_ready: Callable[[Arq], None] = lambda arq: None
     needs_port: Callable[[Arq], bool] = lambda arq: True
+    is_owner: Callable[[str, Arq], bool] = lambda instance, arq: True
 
     def __post_init__(self) -> None:
         # A list of devices may be older than the request to take one back. The lock is held during
@@ -308,6 +309,10 @@ class GuestDevices:
                 return False
         # Without the lock, because it reads the open files of all processes.
         self.make_ready(arq)
+        # The list of devices may be minutes old, and the device may have been released since then,
+        # such as when Nova evacuated or deleted the server while this host had no network.
+        if not self.is_owner(instance, arq):
+            raise WrongState(f"server {instance} does not own the device of ARQ {arq['uuid']} now")
         with self._lock:
             # Again: the guest may have changed meanwhile.
             if not self._lacks(instance, arq):

@@ -4,6 +4,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from cyborg.core.attachments.delivery import (
     RecordedDelivery,
 )
 from cyborg.core.inventory.device import AttachHandle, Deployable, HandleType
+from cyborg.core.inventory.functions import FunctionOwner
 from cyborg.core.inventory.report import BackendStatus
 from cyborg.core.jobs.job import parse_guest_arq
 from cyborg.core.validation import parse_uuid
@@ -232,6 +234,20 @@ def load_devices(answer: Any) -> list[GuestDevice]:
     return devices
 
 
+def is_owner(host: str, conductor: ConductorAPI, instance: str, arq: Mapping[str, Any]) -> bool:
+    """Return whether an ARQ of a server still owns the PCI function of an ARQ.
+
+    A mediated device exists for its owner only: True. Raise the errors of the conductor.
+    """
+    if arq["attach_handle_type"] not in _FUNCTIONS:
+        return True
+    info = arq["attach_handle_info"]
+    address = f"{info['domain']}:{info['bus']}:{info['device']}.{info['function']}"
+    question = {"instance": instance, "address": address}
+    answer = conductor.find_function_owners(host, [question])
+    return list(answer["owners"]) == [FunctionOwner.INSTANCE]
+
+
 @dataclass(frozen=True, slots=True)
 class LiveGuests:
     """The running guests of this host; ``reasserter`` is started and stopped by its owner."""
@@ -266,6 +282,7 @@ def make_guests(
         is_pending=handles.is_pending,
         make_ready=handles.make_ready,
         needs_port=handles.needs_port,
+        is_owner=partial(is_owner, conf.host, conductor),
     )
     reasserter = Reasserter(
         conf.host,

@@ -259,7 +259,7 @@ class Guests:
         return work.complete_step(reboot_marker=core.latest_marker(actions))
 
     def list_of_host(self, host: str, epoch: str) -> dict[str, Any]:
-        """Return the devices that the running guests of a host must have.
+        """Return the devices that the running guests of a host must have; see ``rpc.contract``.
 
         Raise Invalid, and Stale if the epoch is unknown.
         """
@@ -277,7 +277,7 @@ class Guests:
                     "instance": row["instance_uuid"],
                     "ready": bool(row["ready"]),
                     "arq": _to_arq(row),
-                    "attached": row["attached_at"] is not None,
+                    "attached": row["attached_at"] is not None or bool(row["attached_by_nova"]),
                     "error": row["attach_error"],
                 }
                 for row in rows

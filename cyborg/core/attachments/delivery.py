@@ -2,12 +2,12 @@
 """Whether running guests have the devices that the agent attaches to them.
 
 Nova attaches the devices of most ARQs when it starts a guest. The agent attaches those of VFIO
-handles, and of attachments in the mode live that Nova ignores, after each start of the guest. It
-reports a device that it has attached, and one that a running guest still lacks after a time. That
-is an error to act on: so it ends when the guest has the device, and also when the guest does not
-run any more. The agent attaches the device at the next start, and reports again if that fails. The
-conductor tells the agent what it has recorded, so that neither a restart of the agent nor a lost
-report leaves a wrong record.
+handles, and of attachments in the mode live that Nova ignores, after each start of the guest, and
+also those that Nova forgets, as at the boot of a host. It reports a device that it has attached,
+and one that a running guest still lacks after a time. That is an error to act on: so it ends when
+the guest has the device, and also when the guest does not run any more. The agent attaches the
+device at the next start, and reports again if that fails. The conductor tells the agent what it has
+recorded, so that neither a restart of the agent nor a lost report leaves a wrong record.
 """
 
 from collections.abc import Mapping

@@ -96,6 +96,7 @@ class GuestDeviceRow(TypedDict):
     """An ARQ, its handle, and the addresses of its device.
 
     ``ready`` is whether no job prepares the device, such as one after a reboot of the host.
+    ``attached_by_nova`` is whether Nova attaches the device at most starts of the guest.
     """
 
     uuid: str
@@ -112,8 +113,16 @@ class GuestDeviceRow(TypedDict):
     backend: str
     host: str
     ready: bool
+    attached_by_nova: bool
 
 
+# Nova gives these to the servers of flavors with ``accel:device_profile``. Those of contexts may be
+# meant for the next start of a guest, as those of successors are.
+_BY_NOVA = sa.and_(
+    attach_handles.c.type == HandleType.PCI,
+    arqs.c.attachment_id.is_(None),
+    arqs.c.context_id.is_(None),
+)
 _OPEN_JOB = sa.exists().where(jobs.c.id == arqs.c.job_id, jobs.c.state == JobState.OPEN)
 _GUEST_DEVICES = (
     sa.select(
@@ -127,6 +136,7 @@ _GUEST_DEVICES = (
             handle=attach_handles.c.address,
             **joins.ADDRESSES,
             ready=sa.not_(_OPEN_JOB),
+            attached_by_nova=_BY_NOVA,
         )
     )
     .join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
@@ -156,26 +166,39 @@ def all_ready(tx: sa.Connection, id_: int) -> bool:
 
 
 def of_host(tx: sa.Connection, host: str) -> list[GuestDeviceRow]:
-    """Return the devices of a host that its agent attaches to running guests.
+    """Return the devices of a host that its agent attaches to the running guests that lack them.
 
-    These are the devices of attachments, and those of other ARQs that Nova does not attach. An
-    attachment that is being attached or detached is left out: its own jobs change the guest.
+    These are the devices of attachments, and those of other ARQs that Nova does not attach, or may
+    forget. An attachment that is being attached or detached is left out: its own jobs change the
+    guest.
     """
     is_attached = sa.and_(
         attachments.c.mode == Mode.LIVE, attachments.c.state == AttachmentState.ATTACHED
     )
     is_ignored_by_nova = sa.and_(
-        attach_handles.c.type == HandleType.VFIO,
-        arqs.c.attachment_id.is_(None),
-        # Under a lease there is no instance yet.
-        arqs.c.instance_uuid.is_not(None),
+        attach_handles.c.type == HandleType.VFIO, arqs.c.attachment_id.is_(None)
     )
     query = _GUEST_DEVICES.outerjoin(attachments, attachments.c.id == arqs.c.attachment_id).where(
         devices.c.host == host,
         arqs.c.state == ArqState.BOUND,
-        sa.or_(is_attached, is_ignored_by_nova),
+        # Under a lease there is no instance yet.
+        arqs.c.instance_uuid.is_not(None),
+        # Nova 34 starts guests again at the boot of a host (``resume_guests_state_on_host_boot``),
+        # and in a rescue, without their accelerators: ``resume_state_on_host_boot`` of its libvirt
+        # driver has no argument for them.
+        sa.or_(is_attached, is_ignored_by_nova, _BY_NOVA),
     )
-    return fetch_all(GuestDeviceRow, tx.execute(query))
+    rows = fetch_all(GuestDeviceRow, tx.execute(query))
+    return [row for row in rows if not (row["attached_by_nova"] and _is_of_port(row))]
+
+
+def _is_of_port(row: GuestDeviceRow) -> bool:
+    """Return whether a device may be that of a Neutron port, which Nova does not forget.
+
+    As a plain device, the function would have neither the MAC address nor the VLAN of the port,
+    such as after a port was deleted while its server runs.
+    """
+    return "physical_network" in row["attach_handle_info"]
 
 
 def live_hosts(tx: sa.Connection, names: Collection[str]) -> dict[str, bool]:

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices of boots that Nova does not attach: what the agent attaches, and what it reports."""
 
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
 
-from cyborg.agent.guests.reassertion import Reasserter
+from cyborg import os_acc
+from cyborg.agent.guests.reassertion import Reasserter, is_owner
 from cyborg.conductor.attachments.deliveries import GuestDeliveries
+from cyborg.conductor.inventory.function_owners import FunctionOwners
 from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
 from cyborg.core.errors import DriverFailed, Invalid, Stale
 from cyborg.db import schema
@@ -71,6 +74,10 @@ class Cloud(Env):
     def report_guest_devices(self, host: str, epoch: str, devices: Any) -> None:
         """Call the conductor."""
         self.deliveries.record(host, epoch, devices)
+
+    def find_function_owners(self, host: str, functions: Any) -> Any:
+        """Call the conductor."""
+        return FunctionOwners(self.uow).find(host, functions)
 
     def check_guests(self) -> None:
         """Check nothing: the devices of this cloud belong to no attachment."""
@@ -223,7 +230,66 @@ def test_device_is_attached_after_the_host_has_restored_it(cloud: Cloud) -> None
     assert cloud.hypervisor.count(cloud.instance) == 1
 
 
-@pytest.mark.parametrize("type_", ["PCI", "MDEV", "TEST_PCI"])
+def test_device_that_nova_forgets_is_attached(cloud: Cloud) -> None:
+    """Nova starts a guest at the boot of its host without the devices of its flavor."""
+    with cloud.engine.begin() as tx:
+        tx.execute(sa.update(schema.attach_handles).values(type="PCI"))
+    (item,) = cloud.get_guest_devices(cloud.node.name, cloud.agent["epoch"])["devices"]
+    assert item["attached"], "not reported again"
+    cloud.hypervisor.start(cloud.instance)
+    cloud.hypervisor.attach(cloud.instance, os_acc.attach(item["arq"]))  # as Nova does
+    assert cloud.reasserter.run_once() == 60.0
+    assert (cloud.arq()["attached_at"], cloud.events()) == (None, [])
+    cloud.hypervisor.start(cloud.instance)
+    assert cloud.hypervisor.count(cloud.instance) == 0
+    assert cloud.reasserter.run_once() == 60.0
+    assert cloud.hypervisor.count(cloud.instance) == 1
+    assert cloud.arq()["attached_at"] is not None
+    assert cloud.events() == [(ATTACHED, None)]
+
+
+@pytest.mark.parametrize("exception", ["context", "port", "attachment"])
+def test_device_that_nova_may_withhold_is_left_to_nova(cloud: Cloud, exception: str) -> None:
+    """The guest gets the device of a context or of an attachment at its next start by Nova.
+
+    The function of a port that was deleted must not come back without its MAC address and VLAN.
+    """
+    with cloud.engine.begin() as tx:
+        tx.execute(sa.update(schema.attach_handles).values(type="PCI"))
+    arq = cloud.arq()
+    (handle,) = rows.read(cloud.engine, schema.attach_handles, arq_id=arq["id"])
+    if exception == "context":
+        values = {"state": "bound", "groups": [], "config_data": {}}
+        context = rows.insert(cloud.engine, schema.device_contexts, **values)
+        rows.update(cloud.engine, schema.arqs, arq["id"], context_id=context)
+    elif exception == "port":
+        info = {**handle["info"], "physical_network": "physnet1"}
+        rows.update(cloud.engine, schema.attach_handles, handle["id"], info=info)
+    else:
+        cloud.attach(mode="next-boot")
+        cloud.settle()
+    answer = cloud.get_guest_devices(cloud.node.name, cloud.agent["epoch"])
+    found = [item["arq"]["uuid"] for item in answer["devices"]]
+    assert found == ([arq["uuid"]] if exception == "attachment" else [])
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_device_that_was_released_since_it_was_listed_is_not_attached(
+    cloud: Cloud, *, owned: bool
+) -> None:
+    arq = cloud.arq()
+
+    def release(_: Any) -> None:
+        if not owned:
+            cloud.arqs().unbind([{"request": arq["uuid"]}], None)
+
+    cloud.guests.make_ready = release
+    cloud.guests.is_owner = partial(is_owner, cloud.node.name, cloud)  # type: ignore[arg-type]
+    cloud.reasserter.run_once()
+    assert cloud.hypervisor.count(cloud.instance) == int(owned)
+
+
+@pytest.mark.parametrize("type_", ["MDEV", "TEST_PCI"])
 def test_device_that_nova_attaches_is_left_to_nova(cloud: Cloud, type_: str) -> None:
     with cloud.engine.begin() as tx:
         tx.execute(sa.update(schema.attach_handles).values(type=type_))

@@ -7,6 +7,7 @@ import pytest
 
 from cyborg.tests.fixtures.databases.databases import fresh_database
 from cyborg.tests.fixtures.machine.prerequisites import require
+from cyborg.tests.fixtures.machine.tiers import sample
 from cyborg.tests.fixtures.pages.page_cloud import PageCloud, running
 
 pytestmark = [pytest.mark.services, pytest.mark.matrix]
@@ -14,7 +15,7 @@ pytestmark = [pytest.mark.services, pytest.mark.matrix]
 SERVERS = {"mysql": "MariaDB", "postgresql": "PostgreSQL"}
 
 
-@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize("kind", sample(SERVERS, "mysql", mark=pytest.mark.long))
 def test_restored_database_is_repaired_as_on_the_page(
     tmp_path: Path, rabbit_url: str, kind: str
 ) -> None:

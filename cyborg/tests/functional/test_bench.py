@@ -107,6 +107,7 @@ def test_first_report_is_one_transaction(
     assert many["floor_ms"] > 0
 
 
+@pytest.mark.long
 def test_replay_has_no_problem() -> None:
     words = "replay --hosts 2 --binds 16 --threads 2 --interval 1"
     results = run_bench(*words.split())
@@ -123,6 +124,7 @@ def test_hello_prints_one_row_for_each_step() -> None:
     assert [cell["statements"] for cell in cells][1:] == [1]
 
 
+@pytest.mark.long
 def test_bench_measures_each_start() -> None:
     cells = {cell["program"]: cell for cell in run_bench("start", "--rounds", "1")["cells"]}
     assert list(cells) == [

@@ -34,7 +34,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=sample(["mysql", "postgresql"], "mysql"))
+@pytest.fixture(
+    scope="module", params=sample(["mysql", "postgresql"], "mysql", mark=pytest.mark.long)
+)
 def running(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,

@@ -5,6 +5,7 @@ Fabric Manager activates a partition with one virtual function of each of its GP
 the partition. No guest runs: the host work is that of a guest.
 """
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.device_sets.hgx_cloud import (
     PARTITIONS,
     HgxCloud,
+    NotAllocated,
     Server,
     Servers,
     run_hgx_cloud,
@@ -36,9 +38,16 @@ def cloud(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str) -> Iterator
 
 
 def boot(servers: Servers, size: int) -> Server:
-    """Build a server on the only host."""
-    candidates = wait_until(f"a set of {size} is offered", lambda: servers.cloud.candidates(size))
-    return servers.boot(size, candidates[0])
+    """Build a server on the only host; again if its offers change meanwhile, as Nova does."""
+
+    def build() -> Server | None:
+        for candidate in servers.cloud.candidates(size)[:1]:
+            with contextlib.suppress(NotAllocated):
+                return servers.boot(size, candidate)
+        return None
+
+    server: Server = wait_until(f"a set of {size} is offered", build)
+    return server
 
 
 def check(cloud: HgxCloud, server: Server) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import cyborg
+from cyborg.tests.fixtures.machine.tiers import sample
 
 ROOT = Path(cyborg.__file__).parents[1]
 PROGRAMS = sorted(
@@ -69,7 +70,7 @@ def test_page_is_named_and_read_without_warnings(pages: Path, program: str) -> N
     assert "<>" not in process.stdout
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", sample(PROGRAMS, "cyborg-agent", mark=pytest.mark.long))
 def test_page_has_the_options_of_the_program(program: str) -> None:
     text = (ROOT / "doc" / "source" / "cli" / f"{program}.rst").read_text()
     text += (ROOT / "doc" / "source" / "cli" / "common-options.inc").read_text()

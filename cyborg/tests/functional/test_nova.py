@@ -305,9 +305,8 @@ def test_daemon_killed_in_the_reboot_of_a_detach(
     servers.delete(server)
 
 
-@pytest.mark.parametrize(
-    "daemon", sample([*DAEMONS, "nova-conductor"], "nova-compute", mark=pytest.mark.long)
-)
+@pytest.mark.long
+@pytest.mark.parametrize("daemon", [*DAEMONS, "nova-conductor"])
 def test_daemon_killed_in_the_reboot_of_an_attach(
     servers: Servers, cyborg: Run, daemon: str
 ) -> None:
@@ -375,6 +374,7 @@ def test_server_deleted_in_an_attach_leaves_nothing(servers: Servers, cyborg: Ru
     )
 
 
+@pytest.mark.long
 def test_tutorial_matches_output(nova_cloud: NovaCloud, servers: Servers) -> None:
     for name in ("nova", "admin", "accelerator_admin", MEMBER):
         variables = nova_cloud.keystone.environment(name)

@@ -93,7 +93,7 @@ def test_day_leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory) -> 
         assert records > 120
 
 
-@pytest.mark.parametrize("fault", sample(FAULTS, "stuck_reset"))
+@pytest.mark.parametrize("fault", sample(FAULTS, "stuck_reset", mark=pytest.mark.long))
 def test_gpu_that_breaks_fails_the_bind_with_its_reason(broken: ReplayedCloud, fault: str) -> None:
     host = next(host for host, name in HOSTS.items() if name == fault)
     kernel = broken.kernel(host)
@@ -120,7 +120,7 @@ def test_gpu_that_breaks_fails_the_bind_with_its_reason(broken: ReplayedCloud, f
     broken.release(server)
 
 
-@pytest.mark.parametrize("fault", sample(FAULTS, "stuck_reset"))
+@pytest.mark.parametrize("fault", sample(FAULTS, "stuck_reset", mark=pytest.mark.long))
 def test_crypto_accelerator_that_breaks_fails_the_job_with_its_reason(
     broken: ReplayedCloud, fault: str
 ) -> None:
@@ -139,7 +139,9 @@ def test_crypto_accelerator_that_breaks_fails_the_job_with_its_reason(
         assert "qat/state is down" in str(broken.device(host, QAT)["health_reason"])
 
 
-@pytest.mark.parametrize("fault", sample(("eio", "ebusy", "stuck_reset"), "stuck_reset"))
+@pytest.mark.parametrize(
+    "fault", sample(("eio", "ebusy", "stuck_reset"), "stuck_reset", mark=pytest.mark.long)
+)
 def test_drive_that_cannot_be_erased_is_not_given_to_another_server(
     broken: ReplayedCloud, fault: str
 ) -> None:

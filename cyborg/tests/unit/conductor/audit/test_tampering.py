@@ -72,7 +72,7 @@ CASES = [(name, keyed) for name in TAMPERINGS for keyed in (True, False)]
 CHOSEN = [(name, keyed) for name, keyed in CASES if keyed or name in FIRST.values()]
 
 
-@pytest.mark.parametrize(("name", "keyed"), sample(CASES, *CHOSEN))
+@pytest.mark.parametrize(("name", "keyed"), sample(CASES, *CHOSEN, mark=pytest.mark.long))
 def test_change_is_found_by_audit_and_command(engine: sa.Engine, name: str, keyed: bool) -> None:
     env = make_env(engine, keyed=keyed)
     anchor = Link(head(env)["sequence"], head(env)["hash"])

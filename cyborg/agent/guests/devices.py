@@ -291,7 +291,9 @@ class GuestDevices:
                 except DeviceAbsent:
                     if is_absent:
                         continue  # both answers agree; otherwise the guest is read again
-                except (DriverFailed, GuestBusy, NotFound) as exc:
+                except GuestBusy as exc:
+                    error = exc.message  # libvirt has not taken the request
+                except (DriverFailed, NotFound) as exc:
                     error = exc.message
                     # The reason may be an earlier request that is still in progress: wait for it.
                     # But a device that seems absent is asked for again: see above.

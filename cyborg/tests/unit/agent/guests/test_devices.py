@@ -154,6 +154,22 @@ def test_refused_request_is_shown_at_the_end(hypervisor: FakeHypervisor) -> None
         devices.unplug(SERVER, [make_arq(1)])
 
 
+def test_busy_guest_is_asked_again(hypervisor: FakeHypervisor) -> None:
+    """libvirt has not taken a request for which it could not lock the guest."""
+    devices = make_devices(hypervisor)
+    devices.clock = lambda: 0.0
+    devices.plug(SERVER, [make_arq(1)])
+    detach = hypervisor.detach
+
+    def be_busy_once(instance: str, device: str, domain: Domain) -> None:
+        hypervisor.detach = detach  # type: ignore[method-assign]
+        raise GuestBusy("cannot acquire state change lock")
+
+    hypervisor.detach = be_busy_once  # type: ignore[method-assign]
+    assert devices.unplug(SERVER, [make_arq(1)])
+    assert hypervisor.count(SERVER) == 0
+
+
 def test_unplug_ends_when_the_agent_stops(hypervisor: FakeHypervisor) -> None:
     devices = make_devices(hypervisor)
     devices.plug(SERVER, [make_arq(1)])

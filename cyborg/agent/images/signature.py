@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from castellan.common.exception import CastellanException
+from castellan.common.exception import CastellanException, KeyManagerError
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cursive import certificate_utils, signature_utils
 from cursive.exception import CursiveException
@@ -70,6 +70,8 @@ class Signatures:
             # Not unusable: keystone may answer at the next attempt.
             raise errors.Unavailable(f"the key manager cannot be reached: {exc}") from exc
         except (errors.Invalid, CursiveException, CastellanException) as exc:
+            if _is_outage(exc):
+                raise errors.Unavailable(f"the key manager does not answer: {exc}") from exc
             raise _unusable(image, certificate, exc) from exc
         except (UnsupportedAlgorithm, ValueError, TypeError, AttributeError) as exc:
             # cursive expects that the secret is a well-formed certificate.
@@ -99,6 +101,21 @@ class _ImageSignature:
                 f"image {self.image.uuid}: the signature does not fit the data and the "
                 "certificate; sign the image again, with the key of the certificate"
             ) from exc
+
+
+def _is_outage(exc: BaseException | None) -> bool:
+    """Return whether the key manager did not answer, or with a status of 500 or more.
+
+    cursive has one error for every reason: the errors that caused it tell more. A status below 500,
+    such as a missing certificate, is the same at the next attempt.
+    """
+    is_of_manager = False
+    while exc is not None:
+        if 400 <= getattr(exc, "status_code", 0) < 500:
+            return False
+        is_of_manager |= isinstance(exc, KeyManagerError)
+        exc = exc.__cause__ or exc.__context__
+    return is_of_manager
 
 
 def _unusable(image: ImageMetadata, certificate: str, exc: Exception) -> errors.DriverFailed:

@@ -14,7 +14,7 @@ from oslo_config import cfg
 
 from cyborg.agent.images.signature import Signatures
 from cyborg.agent.images.store import GlanceImageStore
-from cyborg.core.errors import DriverFailed
+from cyborg.core.errors import DriverFailed, Unavailable
 from cyborg.testing.fake_glance import FakeGlance
 from cyborg.tests.fixtures.hosts import key_manager
 from cyborg.tests.fixtures.hosts.image_store import make_store
@@ -147,7 +147,7 @@ def test_certificates_are_read_from_barbican(
         del SECRETS[signer.uuid]
         with pytest.raises(DriverFailed, match="Certificate not found"):
             fetch(store, uuid)
-    with pytest.raises(DriverFailed, match=r"cannot be verified.*Unable to retrieve certificate"):
+    with pytest.raises(Unavailable, match=r"key manager does not answer: .*retrieve certificate"):
         fetch(store, uuid)
 
 

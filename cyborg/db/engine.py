@@ -29,12 +29,15 @@ from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.core.log import FieldLogger, drop_tracebacks
 from cyborg.db import errors, timeouts
 from cyborg.db.clock import DatabaseClock
-from cyborg.db.schema import services
+from cyborg.db.schema import REVISION, services
 from cyborg.db.timeouts import StallDetector, Timeouts
 from cyborg.threads.failures import Backoff, RateLimitedLogger
 
 # Seconds that a writer waits for another writer on SQLite.
 BUSY_SECONDS = 10
+
+# Alembic's table, which has one row with the revision of the database.
+REVISIONS = "alembic_version"
 
 # Connection timeout of PostgreSQL's client; MySQL's client has the same default.
 CONNECT_SECONDS = 10
@@ -170,9 +173,9 @@ def make_engine(
 
 
 def wait_until_ready(engine: sa.Engine, stop: threading.Event, log: FieldLogger) -> bool:
-    """Wait, with backoff, until the database answers and has tables; log the wait once a minute.
+    """Wait, with backoff, until the database answers and has the tables of this release.
 
-    Return False if ``stop`` was set before that.
+    Log the wait once a minute. Return False if ``stop`` was set before that.
     """
     backoff = Backoff(0.5, 10.0, jitter=True)
     failure_log = RateLimitedLogger(logger=log)
@@ -180,7 +183,7 @@ def wait_until_ready(engine: sa.Engine, stop: threading.Event, log: FieldLogger)
         try:
             check(engine)
         except Unavailable as exc:
-            error = f"{exc} ({errors.reason(exc)})"
+            error = f"{exc} ({errors.reason(exc)})" if exc.__cause__ else exc.message
         else:
             if failure_log.reset():
                 log.warning("The database is available.")
@@ -191,10 +194,26 @@ def wait_until_ready(engine: sa.Engine, stop: threading.Event, log: FieldLogger)
 
 
 def check(engine: sa.Engine) -> None:
-    """Raise Unavailable unless the database answers and has tables."""
+    """Raise Unavailable unless the database answers and has the tables of this release.
+
+    A newer release may have upgraded it. A database without a revision was not made by migrations.
+    """
     with errors.translate(), engine.connect() as connection:
         # No row is read: only whether the table exists is of interest.
         connection.execute(sa.text("SELECT 1 FROM services WHERE 1 = 0"))
+        has_revision = sa.inspect(connection).has_table(REVISIONS)
+        query = sa.text(f"SELECT version_num FROM {REVISIONS}")  # noqa: S608  a constant
+        revision = connection.scalar(query) if has_revision else None
+    if revision in (None, REVISION):
+        return
+    # The order of the revisions: Alembic takes seconds of an emulated host, and memory.
+    from cyborg.db import migrate
+
+    if migrate.requires_upgrade(engine):
+        raise Unavailable(
+            f"the database has revision {revision}, and this release requires migrations that it "
+            "lacks: run 'cyborg-dbsync upgrade'"
+        )
 
 
 def make_detector(conf: cfg.ConfigOpts) -> StallDetector:

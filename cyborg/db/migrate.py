@@ -93,6 +93,14 @@ def find_pending(engine: sa.Engine) -> Pending:
     return Pending(pending.current, pending.required, pending.contracts, blockers)
 
 
+def requires_upgrade(engine: sa.Engine) -> bool:
+    """Return whether this release cannot work with the database. Raise Unavailable."""
+    try:
+        return bool(find_pending(engine).required)
+    except Conflict:
+        return False  # a newer release has upgraded it
+
+
 def read_daemons(connection: sa.Connection) -> list[Daemon]:
     """Return all daemons that have sent a heartbeat, by host."""
     query = sa.select(services.c.binary, services.c.host, services.c.versions)

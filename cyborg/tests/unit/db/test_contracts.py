@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from cyborg.core.errors import Conflict
+from cyborg.core.errors import Conflict, Unavailable
 from cyborg.core.upgrade import SCHEMA
+from cyborg.db import engine as engines
 from cyborg.db import migrate, schema
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.databases import SERVERS, engine_of, fresh_database
@@ -76,6 +77,23 @@ def test_upgrade_leaves_the_contract_migration(
     assert migrate.contract(engine) == CONTRACTION
     assert "endpoint" not in columns(engine)
     assert migrate.contract(engine) == CONTRACTION
+
+
+def test_daemon_waits_for_the_migrations_that_it_requires(
+    upgraded: sa.Engine, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines.check(upgraded)
+    request.getfixturevalue("following")
+    monkeypatch.setattr(engines, "REVISION", CONTRACTION)
+    with pytest.raises(Unavailable, match=f"{schema.REVISION}, .* run 'cyborg-dbsync upgrade'"):
+        engines.check(upgraded)
+    migrate.upgrade(upgraded)
+    engines.check(upgraded)
+    migrate.contract(upgraded)
+    engines.check(upgraded)
+    with upgraded.begin() as tx:
+        tx.execute(sa.text(f"UPDATE {engines.REVISIONS} SET version_num = 'of a newer release'"))
+    engines.check(upgraded)
 
 
 @pytest.mark.parametrize("binary", ["cyborg-conductor", "cyborg-api"])

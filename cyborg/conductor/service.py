@@ -221,7 +221,7 @@ class ConductorService:
                 self._notification_counts,
             )
             self._start_loops([PeriodicTask("metrics", RETRY_INTERVAL, self._metrics.ensure)])
-        if not wait_until_ready(engine, self._stopping, LOG):
+        if not wait_until_ready(engine, self._stopping, LOG, _requires_upgrade):
             return
         agents = make_agent_client(transport, self._conf)
         stalls = self._detect_stalls()
@@ -347,6 +347,13 @@ def _close_with_timeout(threads: Sequence[threading.Thread], end: float) -> None
     for thread in threads:
         if thread.is_alive():
             LOG.warning("Connection of %s did not close in time and is abandoned", thread.name)
+
+
+def _requires_upgrade(engine: sa.Engine) -> bool:
+    # Alembic takes memory and time, and few conductors start with a database of another revision.
+    from cyborg.db import migrate
+
+    return migrate.requires_upgrade(engine)
 
 
 def _warn_short_driver_timeout(conf: cfg.ConfigOpts) -> None:

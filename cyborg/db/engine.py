@@ -16,7 +16,7 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import sqlalchemy as sa
@@ -172,16 +172,22 @@ def make_engine(
     return engine
 
 
-def wait_until_ready(engine: sa.Engine, stop: threading.Event, log: FieldLogger) -> bool:
+def wait_until_ready(
+    engine: sa.Engine,
+    stop: threading.Event,
+    log: FieldLogger,
+    requires_upgrade: Callable[[sa.Engine], bool] = lambda engine: False,
+) -> bool:
     """Wait, with backoff, until the database answers and has the tables of this release.
 
-    Log the wait once a minute. Return False if ``stop`` was set before that.
+    Log the wait once a minute. ``requires_upgrade`` returns whether this release lacks migrations
+    in a database of another revision. Return False if ``stop`` was set before that.
     """
     backoff = Backoff(0.5, 10.0, jitter=True)
     failure_log = RateLimitedLogger(logger=log)
     while not stop.is_set():
         try:
-            check(engine)
+            check(engine, requires_upgrade)
         except Unavailable as exc:
             error = f"{exc} ({errors.reason(exc)})" if exc.__cause__ else exc.message
         else:
@@ -193,10 +199,10 @@ def wait_until_ready(engine: sa.Engine, stop: threading.Event, log: FieldLogger)
     return False
 
 
-def check(engine: sa.Engine) -> None:
+def check(engine: sa.Engine, requires_upgrade: Callable[[sa.Engine], bool]) -> None:
     """Raise Unavailable unless the database answers and has the tables of this release.
 
-    A newer release may have upgraded it. A database without a revision was not made by migrations.
+    A database without a revision was not made by migrations.
     """
     with errors.translate(), engine.connect() as connection:
         # No row is read: only whether the table exists is of interest.
@@ -204,12 +210,7 @@ def check(engine: sa.Engine) -> None:
         has_revision = sa.inspect(connection).has_table(REVISIONS)
         query = sa.text(f"SELECT version_num FROM {REVISIONS}")  # noqa: S608  a constant
         revision = connection.scalar(query) if has_revision else None
-    if revision in (None, REVISION):
-        return
-    # The order of the revisions: Alembic takes seconds of an emulated host, and memory.
-    from cyborg.db import migrate
-
-    if migrate.requires_upgrade(engine):
+    if revision not in (None, REVISION) and requires_upgrade(engine):
         raise Unavailable(
             f"the database has revision {revision}, and this release requires migrations that it "
             "lacks: run 'cyborg-dbsync upgrade'"

@@ -82,18 +82,18 @@ def test_upgrade_leaves_the_contract_migration(
 def test_daemon_waits_for_the_migrations_that_it_requires(
     upgraded: sa.Engine, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engines.check(upgraded)
+    engines.check(upgraded, migrate.requires_upgrade)
     request.getfixturevalue("following")
     monkeypatch.setattr(engines, "REVISION", CONTRACTION)
     with pytest.raises(Unavailable, match=f"{schema.REVISION}, .* run 'cyborg-dbsync upgrade'"):
-        engines.check(upgraded)
+        engines.check(upgraded, migrate.requires_upgrade)
     migrate.upgrade(upgraded)
-    engines.check(upgraded)
+    engines.check(upgraded, migrate.requires_upgrade)
     migrate.contract(upgraded)
-    engines.check(upgraded)
+    engines.check(upgraded, migrate.requires_upgrade)
     with upgraded.begin() as tx:
         tx.execute(sa.text(f"UPDATE {engines.REVISIONS} SET version_num = 'of a newer release'"))
-    engines.check(upgraded)
+    engines.check(upgraded, migrate.requires_upgrade)
 
 
 @pytest.mark.parametrize("binary", ["cyborg-conductor", "cyborg-api"])

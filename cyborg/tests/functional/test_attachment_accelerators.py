@@ -306,7 +306,9 @@ def test_accelerator_without_an_instance_is_invalid(env: AcceleratorEnv) -> None
     assert found.value.details["field"] == "accelerator"
 
 
-@pytest.mark.parametrize("scenario", sample(["attach", "undo", "detach"], "attach"))
+@pytest.mark.parametrize(
+    "scenario", sample(["attach", "undo", "detach"], "attach", mark=pytest.mark.long)
+)
 def test_crash_between_any_two_effects_ends_finished_or_undone(
     sqlite_engine: sa.Engine, node: Node, fake_nova: FakeNova, scenario: str
 ) -> None:

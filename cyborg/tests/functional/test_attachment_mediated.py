@@ -181,7 +181,7 @@ def run_detach(env: Env, crash_at: int | None) -> None:
     assert env.check() == "detached"
 
 
-@pytest.mark.parametrize("first", sample(range(4), 0))
+@pytest.mark.parametrize("first", sample(range(4), 0, mark=pytest.mark.long))
 def test_crash_between_any_two_effects_frees_nothing_before_the_rebuild(
     sqlite_engine: sa.Engine, node: Node, fake_nova: FakeNova, first: int
 ) -> None:

@@ -79,7 +79,7 @@ class ReportEnv:
     params=[
         "sqlite",
         pytest.param("mysql", marks=[pytest.mark.services, pytest.mark.matrix]),
-        pytest.param("postgresql", marks=[pytest.mark.services, pytest.mark.matrix]),
+        pytest.param("postgresql", marks=[pytest.mark.services, pytest.mark.long]),
     ],
 )
 def env(

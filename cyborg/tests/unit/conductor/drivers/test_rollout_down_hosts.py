@@ -152,7 +152,11 @@ def test_later_job_replaces_the_change_of_a_host_that_is_down(down: Cloud) -> No
 
 @pytest.mark.parametrize(
     ("failing", "result"),
-    sample([("", "done"), ("no such card", "rolled_back")], ("no such card", "rolled_back")),
+    sample(
+        [("", "done"), ("no such card", "rolled_back")],
+        ("no such card", "rolled_back"),
+        mark=pytest.mark.long,
+    ),
 )
 def test_rollback_of_a_later_job_restores_the_earlier_change(
     down: Cloud, failing: str, result: str
@@ -185,7 +189,7 @@ def test_failure_of_two_jobs_at_the_return_restores_the_state_before_both(down: 
     assert down.agents["c1"].running == {"fake": ("fake", {})}
 
 
-@pytest.mark.parametrize("force", sample([True, False], True))
+@pytest.mark.parametrize("force", sample([True, False], True, mark=pytest.mark.long))
 def test_uninstall_follows_a_host_that_is_marked_down_during_its_step(
     cloud: Cloud, force: bool
 ) -> None:

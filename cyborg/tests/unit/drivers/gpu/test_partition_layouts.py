@@ -132,7 +132,9 @@ CHANGES = [(*change, late) for change in permutations(MODES, 2) for late in (Fal
 USUAL_CHANGES = [("SPX", "CPX", False), ("CPX", "SPX", True), ("DPX", "QPX", True)]
 
 
-@pytest.mark.parametrize(("previous", "layout", "late"), sample(CHANGES, *USUAL_CHANGES))
+@pytest.mark.parametrize(
+    ("previous", "layout", "late"), sample(CHANGES, *USUAL_CHANGES, mark=pytest.mark.long)
+)
 def test_partition_that_the_kernel_refuses_leaves_the_card_as_before(
     host: SimulatedAmdHost, previous: str, layout: str, late: bool
 ) -> None:

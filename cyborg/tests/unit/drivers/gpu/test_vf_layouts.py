@@ -261,7 +261,9 @@ USUAL_CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(("previous", "layout", "late"), sample(CHANGES, *USUAL_CHANGES))
+@pytest.mark.parametrize(
+    ("previous", "layout", "late"), sample(CHANGES, *USUAL_CHANGES, mark=pytest.mark.long)
+)
 def test_partition_that_fails_at_any_write_restores_the_card(
     any_host: SimulatedIntelHost,
     monkeypatch: pytest.MonkeyPatch,

@@ -48,7 +48,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str) -> Iterator[Lab]:
-    program = f"LAB_VFIO=1 {BIN}/python -m cyborg.tests.lab.programs.live_agent"
+    program = f"LAB_VFIO={FUNCTION} {BIN}/python -m cyborg.tests.lab.programs.live_agent"
     agent = f"{program} {SERVER} {nested_guest.kernel()} {nested_guest.build_initrd()}"
     devices = [*guest.IOMMU, *guest.EDU_BEHIND_PORT]
     folder = tmp_path_factory.mktemp("delivery")

@@ -8,6 +8,7 @@ VMD, whose domains start at 0x10000), bus (8 bits), device (5 bits) and function
 
 import re
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cyborg.core.errors import Invalid
@@ -50,6 +51,12 @@ class PciAddress:
             )
         domain, bus, device, function = match.groups()
         return cls(int(domain or "0", 16), int(bus, 16), int(device, 16), int(function, 16))
+
+    @classmethod
+    def parse_attach_info(cls, info: Mapping[str, object]) -> "PciAddress":
+        """Return the address in the attach handle info of a PCI function. Raise Invalid."""
+        values = (info.get(key) for key in ("domain", "bus", "device", "function"))
+        return cls.parse("{}:{}:{}.{}".format(*values))
 
     def __str__(self) -> str:
         return f"{self.domain:04x}:{self.bus:02x}:{self.device:02x}.{self.function:x}"

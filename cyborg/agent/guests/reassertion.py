@@ -15,6 +15,7 @@ from cyborg.agent.guests.devices import Check, GuestDevice, GuestDevices
 from cyborg.agent.guests.function_users import FunctionUsers, RecordFile
 from cyborg.agent.guests.hypervisor import LibvirtDomains, LibvirtHypervisor, find_library
 from cyborg.core import errors, log, naming
+from cyborg.core.address import PciAddress
 from cyborg.core.attachments.delivery import (
     MAX_DELIVERIES,
     DeliveryRecord,
@@ -241,9 +242,8 @@ def is_owner(host: str, conductor: ConductorAPI, instance: str, arq: Mapping[str
     """
     if arq["attach_handle_type"] not in _FUNCTIONS:
         return True
-    info = arq["attach_handle_info"]
-    address = f"{info['domain']}:{info['bus']}:{info['device']}.{info['function']}"
-    question = {"instance": instance, "address": address}
+    address = PciAddress.parse_attach_info(arq["attach_handle_info"])
+    question = {"instance": instance, "address": str(address)}
     answer = conductor.find_function_owners(host, [question])
     return list(answer["owners"]) == [FunctionOwner.INSTANCE]
 

@@ -85,9 +85,7 @@ def _address_of(row: attach_handles.OwnedHandleRow) -> str:
 
     The address of a handle is that of its function, except for some external drivers.
     """
-    info = row["info"]
-    text = "{}:{}:{}.{}".format(*(info.get(k) for k in ("domain", "bus", "device", "function")))
     try:
-        return str(PciAddress.parse(text))
+        return str(PciAddress.parse_attach_info(row["info"]))
     except Invalid:
         return row["address"]

@@ -32,6 +32,13 @@ def test_attach_info_builds_the_node_device_name(address: PciAddress) -> None:
     info = address.attach_info()
     joined = "{domain}:{bus}:{device}.{function}".format(**info)
     assert joined == str(address)
+    assert PciAddress.parse_attach_info(info) == address
+
+
+def test_attach_info_without_a_part_is_rejected() -> None:
+    info = PciAddress.parse("84:00.0").attach_info()
+    with pytest.raises(Invalid, match="not a PCI address"):
+        PciAddress.parse_attach_info(info | {"function": None})
 
 
 def test_attach_info_is_padded_as_nova_expects() -> None:

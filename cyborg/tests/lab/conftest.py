@@ -39,6 +39,14 @@ def drive_programs(request: pytest.FixtureRequest) -> Mapping[str, str]:
     return guest.run_programs(sorted(map(str, names)), DEVICES)
 
 
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file that holds the data of the second namespace of the drive."""
+    path = tmp_path_factory.mktemp("disks") / "2.raw"
+    path.write_bytes(bytes(16 << 20))
+    return path
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     """Give each test the time that the boot of an emulated host takes on a slow machine."""
     limit = EXTENDED_LIMIT if config.getoption("--tier") == "extended" else LIMIT

@@ -48,20 +48,9 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the file that holds the data of the function's namespace."""
-    path = tmp_path_factory.mktemp("disks") / "2.raw"
-    path.write_bytes(bytes(16 << 20))
-    return path
-
-
-@pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str, image: Path) -> Iterator[Lab]:
     devices = [*guest.IOMMU, *guest.ROOT_PORT, *guest.NVME]
-    disks = {1: "driver=null-co,size=16M", 2: f"file={image},format=raw"}
-    for number, disk in disks.items():
-        devices += ["-drive", f"{disk},if=none,id=disk{number}"]
-        devices += ["-device", f"nvme-ns,drive=disk{number},bus=nvme0,nsid={number},shared=off"]
+    devices += [*guest.add_namespace(1), *guest.add_namespace(2, image)]
     setup = f"modprobe -a nvme vfio-pci mdev vfio && insmod {kernel_module.build()[0]}"
     setup += f" && {BIN}/python -I -S {SETUP} {PCI}/devices/{DRIVE} 2"
     program = f"{BIN}/python -m cyborg.tests.lab.programs.live_agent"

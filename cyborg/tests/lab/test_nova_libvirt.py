@@ -9,7 +9,7 @@ has seen, and the seconds that passed, to its standard output.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import pytest
 
+from cyborg.core.address import PciAddress
 from cyborg.tests.fixtures.machine import guest, nested_guest
 from cyborg.tests.fixtures.machine.processes import BIN, wait_until
 from cyborg.tests.fixtures.nova.libvirt_cloud import (
@@ -166,9 +167,8 @@ class Compute(Servers):
         found = {}
         for arq in arqs:
             assert arq["state"] == "Bound", arq
-            info = arq["attach_handle_info"]
-            address = f"{info['domain']}:{info['bus']}:{info['device']}.{info['function']}"
-            found[address] = str(arq["instance_uuid"])
+            address = PciAddress.parse_attach_info(arq["attach_handle_info"])
+            found[str(address)] = str(arq["instance_uuid"])
         return found
 
     def is_offered(self, resource_class: str) -> bool:
@@ -178,29 +178,12 @@ class Compute(Servers):
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the file that holds the data of the function's namespace."""
-    path = tmp_path_factory.mktemp("disks") / "2.raw"
-    path.write_bytes(bytes(16 << 20))
-    return path
-
-
-def make_devices(image: Path) -> Sequence[str]:
-    """Return the QEMU options of the devices of the compute node."""
-    devices = [*guest.IOMMU, *guest.ROOT_PORT, *guest.NVME, *guest.EDU_BEHIND_PORT, *SECOND_CARD]
-    disks = {1: "driver=null-co,size=16M", 2: f"file={image},format=raw"}
-    for number, disk in disks.items():
-        devices += ["-drive", f"{disk},if=none,id=disk{number}"]
-        devices += ["-device", f"nvme-ns,drive=disk{number},bus=nvme0,nsid={number},shared=off"]
-    return devices
-
-
-@pytest.fixture(scope="module")
 def compute(
     tmp_path_factory: pytest.TempPathFactory, rabbit_url: str, image: Path
 ) -> Iterator[Compute]:
+    devices = [*guest.IOMMU, *guest.ROOT_PORT, *guest.NVME, *guest.EDU_BEHIND_PORT, *SECOND_CARD]
     node = ComputeNode(
-        make_devices(image),
+        [*devices, *guest.add_namespace(1), *guest.add_namespace(2, image)],
         BIND,
         OPTIONS,
         f"LAB_VFIO={VFIO} {BIN}/python -m cyborg.tests.lab.programs.vfio_agent",

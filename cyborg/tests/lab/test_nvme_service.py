@@ -44,9 +44,7 @@ def lab(
     devices = [*guest.IOMMU, *guest.ROOT_PORT, *guest.NVME, *guest.EMPTY_PORTS]
     devices += ["-drive", "driver=null-co,size=16M,if=none,id=spare"]
     for number, image in images.items():
-        devices += ["-drive", f"file={image},format=raw,if=none,id=disk{number}"]
-        namespace = f"nvme-ns,drive=disk{number},bus=nvme0,nsid={number},shared=off"
-        devices += ["-device", namespace]
+        devices += guest.add_namespace(number, image)
     folder = tmp_path_factory.mktemp("nvme")
     with running_lab(folder, rabbit_url, devices, OPTIONS, "modprobe -a nvme vfio-pci") as new_lab:
         yield new_lab

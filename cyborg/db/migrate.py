@@ -159,25 +159,31 @@ def _run(
 
     Return the revision that was reached.
     """
+    num_remaining = 0
+
+    def report_end(text: str) -> str:
+        report(text)
+        if num_remaining:
+            report(
+                f"{num_remaining} contract migration(s) remain: run 'cyborg-dbsync contract' when "
+                "all daemons have this release."
+            )
+        return goal
 
     def find_steps(connection: sa.Connection) -> Sequence[Migration]:
-        nonlocal goal
+        nonlocal goal, num_remaining
         pending = _find_pending(scripts, connection, goal)
         # In a new database no daemon has worked.
         if not leaves or pending.current is None or not pending.contracts:
             return [*pending.required, *pending.contracts]
         goal = pending.required[-1].revision if pending.required else pending.current
-        report(
-            f"{len(pending.contracts)} contract migration(s) remain: run 'cyborg-dbsync contract' "
-            "when all daemons have this release."
-        )
+        num_remaining = len(pending.contracts)
         return pending.required
 
     with errors.translate():
         with engine.connect() as connection:
             if not find_steps(connection):
-                report(f"The database is at {goal} or later: nothing to do.")
-                return goal
+                return report_end(f"The database is at {goal} or later: nothing to do.")
         with _upgrade_lock(engine, report), engine.begin() as connection:
             # Read again under the lock: another upgrade may have just ended.
             steps = find_steps(connection)
@@ -186,8 +192,7 @@ def _run(
             report(f"{len(steps)} migration(s) to run.")
             with _ALEMBIC:
                 command.upgrade(_config(connection, report), goal)
-    report(f"The database is at {goal}.")
-    return goal
+    return report_end(f"The database is at {goal}.")
 
 
 def _check_blockers(

@@ -265,11 +265,15 @@ class ProviderReconciler:
         other = self.placement.find(desired.name)
         if other is None or other.uuid == desired.uuid:
             return ()
-        same_parent = other.parent_uuid == desired.parent_uuid
-        if not same_parent or naming.OWNER_TRAIT not in self.placement.traits(other.uuid):
+        obstacle = None
+        if other.parent_uuid != desired.parent_uuid:
+            obstacle = f"the parent {other.parent_uuid or 'none'} instead of {desired.parent_uuid}"
+        elif naming.OWNER_TRAIT not in self.placement.traits(other.uuid):
+            obstacle = f"no trait {naming.OWNER_TRAIT}, so that it is not of this service"
+        if obstacle is not None:
             raise Conflict(
-                f"resource provider {other.uuid} has the name {desired.name!r} but was not "
-                "created by Cyborg: rename or delete it"
+                f"resource provider {other.uuid} has the name {desired.name!r} and {obstacle}: "
+                "rename or delete it"
             )
         try:
             self._delete(other.uuid)

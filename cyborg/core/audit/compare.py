@@ -293,10 +293,11 @@ def _drained_not_removed(snapshot: HostSnapshot, device: sources.DeviceRecord) -
         or any(deployable.draining for deployable in idle_deployables)
         or (device.draining and is_device_idle)
     ):
+        found = f"{num_handles} draining handles" if num_handles else "a draining part"
         yield snapshot.finding(
             Kind.DRAINED_NOT_REMOVED,
             f"device {device.address}",
-            f"database: {num_handles} draining handles have no owner and need no cleaning",
+            f"database: {found} without an owner; no cleaning is due",
         )
 
 

@@ -352,6 +352,9 @@ def request_stale_reports(tx: sa.Connection) -> int:
     A report deletes the handles that are not in it, but an unchanged host sends none by itself.
     Return the number of these hosts.
     """
+    # A report deletes nothing of a failed backend. A backend without a row was removed, so a report
+    # deletes what it had.
+    is_deleting = sa.or_(backends.c.id.is_(None), backends.c.status == str(BackendStatus.READY))
     stale_hosts = (
         sa.select(services.c.id)
         .distinct()
@@ -360,9 +363,7 @@ def request_stale_reports(tx: sa.Connection) -> int:
         .join(attach_handles, attach_handles.c.deployable_id == deployables.c.id)
         .outerjoin(backends, joins.BACKEND_OF_DEVICE)
         .where(
-            # A report deletes no handles of a failed backend. A backend without a row was removed,
-            # so a report deletes its handles.
-            sa.or_(backends.c.id.is_(None), backends.c.status == str(BackendStatus.READY)),
+            is_deleting,
             services.c.binary == AGENT,
             # Without a digest a report is requested already.
             services.c.digest.is_not(None),
@@ -376,7 +377,10 @@ def request_stale_reports(tx: sa.Connection) -> int:
         sa.select(services.c.id)
         .distinct()
         .join(deployables, deployables.c.host == services.c.host)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .outerjoin(backends, joins.BACKEND_OF_DEVICE)
         .where(
+            is_deleting,
             services.c.binary == AGENT,
             services.c.digest.is_not(None),
             deployables.c.set_size.is_not(None),

@@ -11,6 +11,7 @@ from cyborg.conductor.hosts.services import HostRemoval
 from cyborg.conductor.inventory.report_handler import ReportHandler
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.drivers.rollout import StepKey
+from cyborg.core.inventory.report import BackendStatus
 from cyborg.db import schema
 from cyborg.db.drivers import rollouts
 from cyborg.db.unit_of_work import UnitOfWork
@@ -79,6 +80,19 @@ def test_removal_of_the_source_keeps_a_set_with_an_owner(engine: sa.Engine, node
     (row,) = rows.read(engine, schema.deployables, address="hgx:3")
     assert row["draining"]
     assert {member["set_id"] for member in members(host)} == {row["id"]}
+
+
+def test_sweep_waits_for_a_source_that_fails(engine: sa.Engine, node: Node) -> None:
+    """A report removes no drained set of a failed source."""
+    make_set_host(engine, node)
+    (drained,) = rows.read(engine, schema.deployables, address="hgx:3")
+    rows.update(engine, schema.deployables, drained["id"], draining=True)
+    (source,) = rows.read(engine, schema.backends, name="hgx")
+    rows.update(engine, schema.backends, source["id"], status=str(BackendStatus.ERROR))
+    hosts = make_hosts(engine)
+    assert hosts.sweep() == 0
+    rows.update(engine, schema.backends, source["id"], status=str(BackendStatus.READY))
+    assert hosts.sweep() == 1
 
 
 def test_handles_in_use_of_a_source_are_those_of_its_sets(engine: sa.Engine, node: Node) -> None:

@@ -67,10 +67,15 @@ def test_allocated_provider_of_earlier_installation_is_replaced_after_release(
 
 
 @pytest.mark.parametrize(
-    ("has_owner_trait", "below"), [(False, True), (True, False), (False, False)]
+    ("has_owner_trait", "below", "reason"),
+    [
+        (False, True, f"no trait {naming.OWNER_TRAIT}"),
+        (True, False, "the parent none instead of"),
+        (False, False, "the parent none instead of"),
+    ],
 )
 def test_foreign_provider_with_same_name_is_reported_and_kept(
-    sqlite_engine: sa.Engine, node: Node, has_owner_trait: bool, below: bool
+    sqlite_engine: sa.Engine, node: Node, has_owner_trait: bool, below: bool, reason: str
 ) -> None:
     other = create_conflicting_provider(node, has_owner_trait=has_owner_trait, below=below)
     before = node.placement.get(other)
@@ -79,6 +84,7 @@ def test_foreign_provider_with_same_name_is_reported_and_kept(
     assert node.placement.get(other) == before
     first, second = rows.read(sqlite_engine, schema.providers)
     assert f"{other} has the name" in first["error"]
+    assert reason in first["error"]
     assert "rename or delete it" in first["error"]
     assert second["error"] is None
 

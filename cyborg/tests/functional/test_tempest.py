@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cyborg-tempest-plugin against a cloud with keystone; ``tools/tempest`` runs only this."""
+"""Tests of tempest against a cloud with keystone; ``tools/tempest`` runs only these.
+
+They are those of cyborg-tempest-plugin and of the plugin of this package.
+"""
 
 import io
 from datetime import UTC, datetime
@@ -36,6 +39,17 @@ def test_tempest_plugin_passes(
     answers = keystone_cloud.answers()[before:]
     assert answers
     assert [answer for answer in answers if answer.status >= 500] == []
+
+
+@pytest.mark.services
+def test_plugin_of_this_package_passes(
+    keystone_cloud: KeystoneCloud, tmp_path: Path, record_property: Any
+) -> None:
+    results = tempest.run(keystone_cloud, tmp_path, prefix=tempest.EXTENSIONS)
+    table = tempest.format_results(results)
+    record_property("summary", f"tempest, extensions: {tempest.summarize(results)}")
+    record_property("table", table)
+    assert {result.outcome for result in results} == {"passed"}, table
 
 
 @pytest.mark.parametrize(

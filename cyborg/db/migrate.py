@@ -159,40 +159,37 @@ def _run(
 
     Return the revision that was reached.
     """
-    num_remaining = 0
 
-    def report_end(text: str) -> str:
-        report(text)
-        if num_remaining:
-            report(
-                f"{num_remaining} contract migration(s) remain: run 'cyborg-dbsync contract' when "
-                "all daemons have this release."
-            )
-        return goal
-
-    def find_steps(connection: sa.Connection) -> Sequence[Migration]:
-        nonlocal goal, num_remaining
+    def find_steps(connection: sa.Connection) -> tuple[Sequence[Migration], str, int]:
+        """Return the migrations to run, the revision after them, and how many remain."""
         pending = _find_pending(scripts, connection, goal)
         # In a new database no daemon has worked.
         if not leaves or pending.current is None or not pending.contracts:
-            return [*pending.required, *pending.contracts]
-        goal = pending.required[-1].revision if pending.required else pending.current
-        num_remaining = len(pending.contracts)
-        return pending.required
+            return [*pending.required, *pending.contracts], goal, 0
+        end = pending.required[-1].revision if pending.required else pending.current
+        return pending.required, end, len(pending.contracts)
 
     with errors.translate():
         with engine.connect() as connection:
-            if not find_steps(connection):
-                return report_end(f"The database is at {goal} or later: nothing to do.")
-        with _upgrade_lock(engine, report), engine.begin() as connection:
-            # Read again under the lock: another upgrade may have just ended.
-            steps = find_steps(connection)
-            if not is_alone:
-                _check_blockers(scripts, connection, steps)
-            report(f"{len(steps)} migration(s) to run.")
-            with _ALEMBIC:
-                command.upgrade(_config(connection, report), goal)
-    return report_end(f"The database is at {goal}.")
+            steps, end, num_remaining = find_steps(connection)
+        if steps:
+            with _upgrade_lock(engine, report), engine.begin() as connection:
+                # Read again under the lock: another upgrade may have just ended.
+                steps, end, num_remaining = find_steps(connection)
+                if not is_alone:
+                    _check_blockers(scripts, connection, steps)
+                report(f"{len(steps)} migration(s) to run.")
+                with _ALEMBIC:
+                    command.upgrade(_config(connection, report), end)
+            report(f"The database is at {end}.")
+        else:
+            report(f"The database is at {end} or later: nothing to do.")
+    if num_remaining:
+        report(
+            f"{num_remaining} contract migration(s) remain: run 'cyborg-dbsync contract' when all "
+            "daemons have this release."
+        )
+    return end
 
 
 def _check_blockers(

@@ -238,7 +238,8 @@ def load_devices(answer: Any) -> list[GuestDevice]:
 def is_owner(host: str, conductor: ConductorAPI, instance: str, arq: Mapping[str, Any]) -> bool:
     """Return whether an ARQ of a server still owns the PCI function of an ARQ.
 
-    A mediated device exists for its owner only: True. Raise the errors of the conductor.
+    A mediated device exists for its owner only: True. Raise Invalid for an info without the address
+    of a PCI function, and the errors of the conductor.
     """
     if arq["attach_handle_type"] not in _FUNCTIONS:
         return True

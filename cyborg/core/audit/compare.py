@@ -293,7 +293,9 @@ def _drained_not_removed(snapshot: HostSnapshot, device: sources.DeviceRecord) -
         or any(deployable.draining for deployable in idle_deployables)
         or (device.draining and is_device_idle)
     ):
-        found = f"{num_handles} draining handles" if num_handles else "a draining part"
+        found = "a draining device" if device.draining else "a draining deployable"
+        if num_handles:
+            found = f"{num_handles} draining handle(s)"
         yield snapshot.finding(
             Kind.DRAINED_NOT_REMOVED,
             f"device {device.address}",

@@ -352,8 +352,9 @@ def request_stale_reports(tx: sa.Connection) -> int:
     A report deletes the handles that are not in it, but an unchanged host sends none by itself.
     Return the number of these hosts.
     """
-    # A report deletes nothing of a failed backend. A backend without a row was removed, so a report
-    # deletes what it had.
+    # Not while the backend fails: after a restart its agent does not know the devices, so that no
+    # report deletes anything of them, and each sweep would request one. The report of the end of
+    # the failure deletes it. A backend without a row was removed: a report deletes what it had.
     is_deleting = sa.or_(backends.c.id.is_(None), backends.c.status == str(BackendStatus.READY))
     stale_hosts = (
         sa.select(services.c.id)

@@ -83,7 +83,7 @@ def test_removal_of_the_source_keeps_a_set_with_an_owner(engine: sa.Engine, node
 
 
 def test_sweep_waits_for_a_source_that_fails(engine: sa.Engine, node: Node) -> None:
-    """A report removes no drained set of a failed source."""
+    """Its agent may have been restarted, so that no report would remove the drained set."""
     make_set_host(engine, node)
     (drained,) = rows.read(engine, schema.deployables, address="hgx:3")
     rows.update(engine, schema.deployables, drained["id"], draining=True)

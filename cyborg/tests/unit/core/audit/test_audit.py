@@ -343,6 +343,22 @@ def test_compare_single_defect_gives_one_finding(name: str) -> None:
     assert (body["advice"], body["repaired"]) == (kind.advice, True)
 
 
+@pytest.mark.parametrize(
+    "text", ["2 draining handle(s)", "a draining device", "a draining deployable"]
+)
+def test_compare_names_what_drains_without_an_owner(text: str) -> None:
+    snapshot = make_snapshot()
+    (deployable,) = snapshot.database.devices[1].deployables
+    changed: Mapping[str, Any] = {
+        "2 draining handle(s)": {"draining": True},
+        "a draining device": {"draining": True, "deployables": ()},
+        "a draining deployable": {"deployables": (replace(deployable, draining=True, handles=()),)},
+    }
+    findings = compare(with_device(snapshot, 1, **changed[text]))
+    (finding,) = [finding for finding in findings if finding.kind is K.DRAINED_NOT_REMOVED]
+    assert finding.explanation == f"database: {text} without an owner; no cleaning is due"
+
+
 def test_defects_cover_every_kind() -> None:
     covered = {kind for _, kind, _, _ in DEFECTS.values()}
     # These need two ARQs of an instance, drained cards, or device sets, and have their own tests.

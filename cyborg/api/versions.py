@@ -62,7 +62,8 @@ def requested_version(environ: Mapping[str, Any]) -> Version:
     entries = [entry.split() for entry in header.split(",") if entry.strip()]
     bare = [words[0] for words in entries if len(words) == 1]
     text = microversion_parse.get_version({_HEADER: header}, SERVICE_TYPE)
-    if text is None and bare:
+    is_bare = text is None and bool(bare)
+    if is_bare:
         # The last one, as the parser takes the last entry of this service.
         text = bare[-1]
     if text is None:
@@ -77,7 +78,7 @@ def requested_version(environ: Mapping[str, Any]) -> Version:
         raise _refuse(header, "is malformed") from None
     if str(version) not in VERSIONS:
         raise _refuse(header, f"names no version from {FIRST} to {LATEST}")
-    if text in bare:
+    if is_bare:
         _BARE_VERSION_LOG.warn(
             "%s: %r lacks the service type, taken as '%s %s'; the next such header within %g s is "
             "not logged",

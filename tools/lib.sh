@@ -159,7 +159,8 @@ pip_install() {
 }
 
 # list_requirements: print the requirements of the project with all its extras but "live", which only
-# machines with the headers of libvirt can build.
+# machines with the headers of libvirt can build, and "tempest", which is large and is installed for
+# the tests that use it.
 list_requirements() {
     "$PYTHON" - "$ROOT" <<'PY'
 import configparser, pathlib, sys
@@ -169,7 +170,7 @@ setup.read(root / "setup.cfg", encoding="utf-8")
 print((root / "requirements.txt").read_text(encoding="utf-8"))
 for name, extra in setup["extras"].items():
     # An extra may include others of this project.
-    if name != "live":
+    if name not in ("live", "tempest"):
         print(*(line for line in extra.split() if not line.startswith("cyborg[")), sep="\n")
 PY
 }

@@ -10,6 +10,7 @@ from tempest import config
 from tempest.lib.common import rest_client
 
 SERVICE_TYPE = "accelerator"
+STATUSES = {"GET": 200, "POST": 201, "PATCH": 200, "DELETE": 204}
 
 
 class AcceleratorClient(rest_client.RestClient):
@@ -30,9 +31,13 @@ class AcceleratorClient(rest_client.RestClient):
     def call(
         self, method: str, path: str, body: Any = None, **query: Any
     ) -> rest_client.ResponseBody:
-        """Send a request; return the JSON of the answer, with its headers as ``response``."""
+        """Send a request; return the JSON of the answer, with its headers as ``response``.
+
+        Raise InvalidHttpSuccessCode if the answer has another status than those of its method.
+        """
         address = f"/{path}?{urlencode(query)}" if query else f"/{path}"
         text = None if body is None else json.dumps(body)
         response, answer = self.request(method, address, body=text)
+        self.expected_success(STATUSES[method], response.status)
         found: Mapping[str, Any] = json.loads(answer) if answer else {}
         return rest_client.ResponseBody(response, found)

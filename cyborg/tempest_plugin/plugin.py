@@ -12,18 +12,21 @@ from tempest.test_discover import plugins
 
 GROUP = cfg.OptGroup("cyborg_extensions", title="Extensions of the accelerator service")
 OPTIONS = (
-    cfg.BoolOpt("enabled", default=True, help="Whether the cloud has this accelerator service."),
+    cfg.BoolOpt(
+        "enabled",
+        default=True,
+        help="Whether the accelerator service of the cloud has these extensions. The tests are "
+        "also skipped where [service_available] cyborg of cyborg-tempest-plugin is false.",
+    ),
     cfg.StrOpt(
         "min_microversion",
         default="2.0",
-        help="Lowest microversion of the API that the tests use. Tests that need a lower one are "
-        "skipped.",
+        help="Lowest microversion that the tests request.",
     ),
     cfg.StrOpt(
         "max_microversion",
         default="latest",
-        help="Highest microversion of the API that the tests use. Tests that need a higher one "
-        "are skipped.",
+        help="Highest microversion that the tests request. Tests of a higher one are skipped.",
     ),
 )
 
@@ -32,7 +35,7 @@ class ExtensionsPlugin(plugins.TempestPlugin):
     """Tests of device contexts, attachments, device sets and microversions."""
 
     def load_tests(self) -> tuple[str, str]:
-        """Return the folder of the tests, and the folder of the package ``cyborg``."""
+        """Return the folder of the tests, and the folder that contains the package ``cyborg``."""
         folder = Path(__file__).resolve().parent
         return str(folder / "tests"), str(folder.parents[1])
 

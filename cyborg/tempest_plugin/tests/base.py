@@ -22,11 +22,20 @@ class BaseAcceleratorTest(api_version_utils.BaseMicroversionTest, test.BaseTestC
     reader: AcceleratorClient
 
     @classmethod
+    def setup_credentials(cls) -> None:
+        # No networks: no test has a server.
+        cls.set_network_resources()
+        super().setup_credentials()
+
+    @classmethod
     def skip_checks(cls) -> None:
         super().skip_checks()
         options = config.CONF.cyborg_extensions
         if not options.enabled:
             raise cls.skipException("[cyborg_extensions] enabled is false")
+        # Another plugin has this option: registered twice it would be an error.
+        if not getattr(config.CONF.service_available, "cyborg", True):
+            raise cls.skipException("[service_available] cyborg is false")
         api_version_utils.check_skip_with_microversion(
             cls.min_microversion,
             cls.max_microversion,
@@ -54,9 +63,9 @@ class BaseAcceleratorTest(api_version_utils.BaseMicroversionTest, test.BaseTestC
         self._delete_at_end(self.admin, f"device_profiles/{name}")
         return name
 
-    def create_context(self, **body: Any) -> Any:
-        """Create a device context of the project; return it."""
-        found = self.member.call("POST", "device_contexts", body)
+    def create_context(self, client: AcceleratorClient | None = None, **body: Any) -> Any:
+        """Create a device context of the project as a member or another user; return it."""
+        found = (client or self.member).call("POST", "device_contexts", body)
         self._delete_at_end(self.member, f"device_contexts/{found['uuid']}")
         return found
 

@@ -5,14 +5,22 @@ They are those of cyborg-tempest-plugin and of the plugin of this package.
 """
 
 import io
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from oslo_utils import timeutils
 
+from cyborg.db import schema
 from cyborg.tests.fixtures.clouds import tempest
 from cyborg.tests.fixtures.clouds.keystone_cloud import KeystoneCloud
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.databases import engine_of
+from cyborg.tests.fixtures.databases.placement import Node
+from cyborg.tests.fixtures.device_sets.host import SetHost
+from cyborg.tests.fixtures.machine.processes import wait_until
 from cyborg.tests.fixtures.machine.tiers import sample
 
 DEVIATION = next(name for name in tempest.DEVIATIONS if name.endswith("is_null"))
@@ -21,6 +29,20 @@ WAYS = {"by an administrator": False, "by the least role": True}
 
 # The results of tempest are parsed by libraries that it installs.
 pytestmark = pytest.mark.requires("tempest")
+
+
+@pytest.fixture
+def set_host(keystone_cloud: KeystoneCloud) -> Iterator[SetHost]:
+    """Yield a host with device sets, and remove it at the end: others use the cloud too."""
+    node = Node(keystone_cloud.placement)
+    with engine_of(keystone_cloud.database) as engine:
+        yield SetHost(engine, node)
+        (agent,) = rows.read(engine, schema.services, host=node.name)
+        rows.update(engine, schema.services, agent["id"], down_since=timeutils.utcnow())
+    answer = keystone_cloud.call("admin", "DELETE", f"/v2/hosts/{node.name}")
+    assert answer.status_code == 200, answer.text
+    wait_until("the host has no devices in Placement", lambda: not node.children())
+    assert node.client.delete(f"/resource_providers/{node.uuid}").status_code == 204
 
 
 @pytest.mark.services
@@ -43,13 +65,16 @@ def test_tempest_plugin_passes(
 
 @pytest.mark.services
 def test_plugin_of_this_package_passes(
-    keystone_cloud: KeystoneCloud, tmp_path: Path, record_property: Any
+    keystone_cloud: KeystoneCloud, set_host: SetHost, tmp_path: Path, record_property: Any
 ) -> None:
+    before = len(keystone_cloud.answers())
     results = tempest.run(keystone_cloud, tmp_path, prefix=tempest.EXTENSIONS)
     table = tempest.format_results(results)
     record_property("summary", f"tempest, extensions: {tempest.summarize(results)}")
     record_property("table", table)
     assert {result.outcome for result in results} == {"passed"}, table
+    answers = keystone_cloud.answers()[before:]
+    assert [answer for answer in answers if answer.status >= 500] == []
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ FILES = {
     "signatures": ("agent/images/signature.py",),
     "all": ("cmd/quickstart.py",),
     "standalone": ("standalone", "cmd/standalone.py"),
+    "tempest": ("tempest_plugin",),
     "tracing": ("tracing/recorder.py",),
 }
 # Packages of which an extra runs what its files import, at once or through another module of it.

@@ -37,7 +37,7 @@ class ExtensionsPlugin(plugins.TempestPlugin):
     def load_tests(self) -> tuple[str, str]:
         """Return the folder of the tests, and the folder that contains the package ``cyborg``."""
         folder = Path(__file__).resolve().parent
-        return str(folder / "tests"), str(folder.parents[1])
+        return str(folder / "api"), str(folder.parents[1])
 
     def register_opts(self, conf: cfg.ConfigOpts) -> None:
         """Register the options."""

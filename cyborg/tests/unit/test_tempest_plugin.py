@@ -9,7 +9,7 @@ import pytest
 
 import cyborg
 
-FOLDER = Path(cyborg.__file__).parent / "tempest_plugin" / "tests"
+FOLDER = Path(cyborg.__file__).parent / "tempest_plugin" / "api"
 TEST = re.compile(
     r'^    @decorators\.idempotent_id\("([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"\)\n'
     r"    def (test_\w+)",

@@ -5,7 +5,7 @@ from uuid import uuid4
 
 from tempest.lib import decorators, exceptions
 
-from cyborg.tempest_plugin.tests.base import BaseAcceleratorTest
+from cyborg.tempest_plugin.api.base import BaseAcceleratorTest
 
 
 class AttachmentsTest(BaseAcceleratorTest):

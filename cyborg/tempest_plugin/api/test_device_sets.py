@@ -5,7 +5,7 @@ from typing import Any
 
 from tempest.lib import decorators, exceptions
 
-from cyborg.tempest_plugin.tests.base import BaseAcceleratorTest
+from cyborg.tempest_plugin.api.base import BaseAcceleratorTest
 
 OFFERS = ("offered", "allocated", "withdrawing", "withheld")
 

@@ -7,8 +7,8 @@ from tempest import config
 from tempest.lib import decorators, exceptions
 from tempest.lib.common.api_version_request import APIVersionRequest
 
+from cyborg.tempest_plugin.api.base import BaseAcceleratorTest
 from cyborg.tempest_plugin.client import SERVICE_TYPE, AcceleratorClient
-from cyborg.tempest_plugin.tests.base import BaseAcceleratorTest
 
 VERSIONS = ("2.0", "2.1", "2.2", "2.3", "2.4", "2.5", "2.6")
 # Collections, and fields of a device, by the microversion that added them.

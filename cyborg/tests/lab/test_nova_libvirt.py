@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
@@ -108,15 +107,6 @@ class Compute(Servers):
         self._begin += seconds
         print(f"{step}: {seconds:.0f} s, the console shows {', '.join(ids) or 'no device'}")  # noqa: T201
 
-    def make_profile_of(self, *classes: str) -> str:
-        """Create a device profile with one device of each class; return its name."""
-        name = f"lab-{uuid4().hex[:8]}"
-        groups = [{f"resources:{resource_class}": "1"} for resource_class in classes]
-        body = [{"name": name, "groups": groups}]
-        answer = self.cloud.call("admin", "POST", "/v2/device_profiles", body)
-        assert answer.status_code == 201, answer.text
-        return name
-
     def until(self, event: str, condition: Callable[[], Any]) -> None:
         """Wait for a condition. A look at it costs the emulated host much of a second."""
 
@@ -198,13 +188,13 @@ def compute(
 @pytest.fixture(scope="module")
 def card(compute: Compute) -> str:
     """Return a device profile of the card."""
-    return compute.make_profile_of(EDU)
+    return compute.make_profile(EDU)
 
 
 @pytest.fixture(scope="module")
 def server(compute: Compute) -> str:
     """Return a server whose flavor has a function of the drive, and the second card."""
-    return compute.boot(compute.make_flavor(compute.make_profile_of(NVME, SLICE), ram=256))
+    return compute.boot(compute.make_flavor(compute.make_profile(NVME, SLICE), ram=256))
 
 
 def write_secret(image: Path) -> None:
@@ -242,7 +232,7 @@ def test_server_gets_a_card_at_its_next_start(compute: Compute, server: str, car
 def test_nova_refuses_what_it_does_not_support(compute: Compute, server: str) -> None:
     actions: Mapping[str, tuple[str, Any]] = {
         "suspend": ("member", None),
-        "resize": ("member", {"flavorRef": compute.make_flavor(compute.make_profile_of(EDU))}),
+        "resize": ("member", {"flavorRef": compute.make_flavor(compute.make_profile(EDU))}),
         "os-migrateLive": ("admin", {"host": None, "block_migration": "auto"}),
     }
     for action, (user, values) in actions.items():

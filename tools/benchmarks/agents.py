@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ import sqlalchemy as sa
 from benchmarks import processes, report
 from benchmarks.simulated_agents import Agents, Fleet, Heartbeats, Timings, run_agents
 from cyborg.core.hosts import AGENT
+from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db import schema
 from cyborg.tests.fixtures.bus.broker import DEFAULT as RABBIT
 from cyborg.tests.fixtures.clouds.cloud import Cloud
@@ -38,6 +40,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--devices", type=int, default=2, help="of each agent (%(default)s)")
     add("--handles", type=int, default=16, help="of each device (%(default)s)")
     add("--conductors", type=int, default=1, help="(%(default)s)")
+    add(
+        "--scale-to",
+        type=int,
+        metavar="N",
+        help="run N conductors during the first half of the restart of all agents; their processes "
+        "are not measured",
+    )
     add("--interval", type=float, default=10.0, help="[conductor] hello_interval (%(default)s)")
     add("--seconds", type=float, default=60.0, help="of the steady state (%(default)s)")
     add("--processes", type=int, default=1, help="that simulate the agents (%(default)s)")
@@ -68,7 +77,10 @@ def measure(args: argparse.Namespace, folder: Path) -> report.Results:
             report.say("all agents restart")
             # Two intervals: the first heartbeats, and those that follow them.
             again = Heartbeats(0.0, 2 * steady["interval_s"], steady["interval_s"], restart=True)
-            restart = _measure_heartbeats(agents, env, again)
+            with _scaled(env, args.scale_to or args.conductors, steady["interval_s"]):
+                restart = _measure_heartbeats(agents, env, again)
+            if not args.filled:
+                restart |= _measure_verification(env, args.agents * args.devices)
     return {"options": options, "cold": start, "steady": steady, "restart": restart}
 
 
@@ -76,6 +88,7 @@ def measure(args: argparse.Namespace, folder: Path) -> report.Results:
 class _Env:
     """Conductors, their database, and the hosts that it has from the beginning."""
 
+    cloud: Cloud
     conductors: Sequence[Daemon]
     engine: sa.Engine
     broker: str
@@ -132,10 +145,33 @@ def _run_conductors(
         try:
             for daemon in daemons:
                 wait_until("a conductor is ready", partial(_is_ready, daemon))
-            yield _Env(daemons, engine, broker, cloud.topic, known)
+            yield _Env(cloud, daemons, engine, broker, cloud.topic, known)
         except BaseException:
             sys.stderr.writelines(daemon.tail() for daemon in daemons)
             raise
+
+
+@contextlib.contextmanager
+def _scaled(env: _Env, count: int, seconds: float) -> Iterator[None]:
+    """Start further conductors, up to ``count``, and stop them after ``seconds``."""
+    names = [f"conductor-{n}" for n in range(len(env.conductors), count)]
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(_run_for, env.cloud, names, seconds)
+        yield
+        done.result()
+
+
+def _run_for(cloud: Cloud, names: Sequence[str], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    daemons = [cloud.conductor(name) for name in names]
+    for daemon in daemons:
+        wait_until("a further conductor is ready", partial(_is_ready, daemon))
+    if daemons:
+        report.say(f"{len(daemons)} further conductors are ready")
+        time.sleep(max(0.0, end - time.monotonic()))
+        for daemon in daemons:
+            daemon.stop()
+        report.say("the further conductors have stopped")
 
 
 def _is_ready(daemon: Daemon) -> bool:
@@ -152,22 +188,11 @@ def _find_known(engine: sa.Engine) -> dict[str, tuple[str, str]]:
 def _measure_start(agents: Agents, env: _Env, count: int, devices: int) -> report.Results:
     """Measure the simultaneous start of all agents with an empty database."""
     report.say(f"{count} agents start at once")
-    cpu, begin, total = env.cpu_s(), time.monotonic(), count * devices
+    cpu, begin = env.cpu_s(), time.monotonic()
     timings = agents.start()
     _show_errors(timings)
     reported = time.monotonic() - begin
-    fresh = schema.providers.c.stale_since.is_(None)
-    query = sa.select(sa.func.count()).select_from(schema.providers).where(fresh)
-    published, progress = 0, time.monotonic()
-    while published < total:
-        with env.engine.connect() as connection:
-            found = connection.scalar(query) or 0
-        if found > published:
-            published, progress = found, time.monotonic()
-        elif time.monotonic() - progress > PUBLISH_TIMEOUT:
-            raise RuntimeError(f"{found} of {total} providers are published, without progress")
-        else:
-            time.sleep(0.5)
+    _wait_for_placement(env, count * devices)
     return {
         "reported_s": reported,
         "published_s": time.monotonic() - begin,
@@ -175,6 +200,39 @@ def _measure_start(agents: Agents, env: _Env, count: int, devices: int) -> repor
         "cpu_s": env.cpu_s()["conductors"] - cpu["conductors"],
         "rss_mb": env.rss_mb(),
     }
+
+
+def _wait_for_placement(env: _Env, total: int) -> None:
+    """Wait until so many providers are published, or verified after a restart of their agents."""
+    fresh = schema.providers.c.stale_since.is_(None)
+    query = sa.select(sa.func.count()).select_from(schema.providers).where(fresh)
+    most, progress = -1, time.monotonic()
+    while most < total:
+        with env.engine.connect() as connection:
+            found = connection.scalar(query) or 0
+        if found > most:
+            most, progress = found, time.monotonic()
+        elif time.monotonic() - progress > PUBLISH_TIMEOUT:
+            raise RuntimeError(f"{found} of {total} providers are published, without progress")
+        else:
+            time.sleep(0.5)
+
+
+def _measure_verification(env: _Env, total: int) -> report.Results:
+    """Measure what the verification after the restart of all agents finds, and its time."""
+    begin = time.monotonic()
+    _wait_for_placement(env, total)
+    return {"verified_s": time.monotonic() - begin, "repaired": _count_repaired(env)}
+
+
+def _count_repaired(env: _Env) -> int:
+    """Return the number of providers of which Placement had something else."""
+    counters = schema.self_heal_counters.c
+    query = sa.select(sa.func.sum(counters.count)).where(
+        counters.kind == CorrectiveAction.DRIFT_REPAIRED
+    )
+    with env.engine.connect() as connection:
+        return int(connection.scalar(query) or 0)
 
 
 def _measure_heartbeats(agents: Agents, env: _Env, order: Heartbeats) -> report.Results:
@@ -251,4 +309,9 @@ def tables(results: report.Results) -> Iterator[report.Table]:
     ).format_map(options)
     yield report.make_record_table(title, rows, results["steady"])
     title = "Restart of {agents} agents at the same time, two intervals".format_map(options)
+    if options["scale_to"]:
+        title += ", {scale_to} conductors in the first".format_map(options)
+    if "repaired" in results["restart"]:
+        rows["Seconds after this until all providers were verified"] = "{verified_s:.1f}"
+        rows["Providers that Placement had otherwise"] = "{repaired}"
     yield report.make_record_table(title, rows, results["restart"])

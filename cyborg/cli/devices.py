@@ -2,6 +2,7 @@
 """``cyborg device-*``: devices that the agents discovered, and how they are partitioned."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from cyborg.cli.common import base, formatting, listing, pci_ids, progress
@@ -11,6 +12,7 @@ from cyborg.cli.jobs import JOBS, WAIT_ARGUMENTS, job_progress
 from cyborg.core.inventory.device import NOT_OFFERED, DeviceType
 from cyborg.core.jobs.job import JobState
 from cyborg.core.maintenance import SuccessorMode
+from cyborg.core.text import sanitize
 
 SHORT = formatting.columns_of("uuid, type, model, hostname=Host, address, schedulable")
 LONG = formatting.columns_of(
@@ -199,6 +201,32 @@ class LayoutList(listing.Lister, of=LAYOUTS):
         ]
 
 
+def describe_layout(device: Row, name: str) -> str:
+    """Return what a device with these layouts would offer more and less with one of them.
+
+    >>> offers = {"a": {"PGPU": 1}, "b": {"VGPU": 2}}
+    >>> layouts = [{"name": n, "offers": o, "traits": [f"T_{n}"]} for n, o in offers.items()]
+    >>> describe_layout({"layout": "a", "layouts": layouts}, "b")
+    'PGPU 1 -> 0, VGPU 0 -> 2, -T_a, +T_b'
+    """
+    layouts = {row["name"]: row for row in device["layouts"]}
+    if name not in layouts:
+        return f"refused, expected one of {', '.join(layouts) or 'no layout'}"
+    none: Row = {"offers": {}, "traits": []}
+    before, after = layouts.get(device["layout"], none), layouts[name]
+    counts = {
+        resource_class: [row["offers"].get(resource_class, 0) for row in (before, after)]
+        for resource_class in sorted({*before["offers"], *after["offers"]})
+    }
+    lost, gained = (
+        sorted({*first["traits"]} - {*second["traits"]})
+        for first, second in ((before, after), (after, before))
+    )
+    texts = [f"{key} {old} -> {new}" for key, (old, new) in counts.items() if old != new]
+    texts += [*(f"-{trait}" for trait in lost), *(f"+{trait}" for trait in gained)]
+    return sanitize(", ".join(texts)) or "offers the same"
+
+
 class LayoutSet(base.WaitCommand, listing.Lister, of=RESULTS):
     """Apply a layout to unused devices or, with --drain, to devices once they are unused.
 
@@ -223,11 +251,17 @@ class LayoutSet(base.WaitCommand, listing.Lister, of=RESULTS):
     )
 
     def preview(self, args: Arguments) -> list[Change]:
-        """Return the devices. Raise CommandError if there is none."""
+        """Return the devices, with what they would offer. Raise CommandError if there is none."""
         devices = self._find_devices(args)
         if not devices:
             raise _no_device(args)
-        return [plan(f"set layout {args.layout} of", "device", row) for row in devices]
+        changes = []
+        for row in devices:
+            change = plan(f"set layout {args.layout} of", "device", row)
+            layouts = self.app.rest.call("GET", f"{DEVICES.object_path(row['uuid'])}/layout")
+            details = f"{change.details}: {describe_layout(layouts, args.layout)}"
+            changes.append(replace(change, details=details))
+        return changes
 
     def take_action(self, args: Arguments) -> Any:
         """Start the jobs, wait with --wait, and return a row for each device."""

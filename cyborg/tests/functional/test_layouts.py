@@ -74,6 +74,17 @@ def test_layout_changes_what_placement_offers(env: Env) -> None:
     assert env.total(CARDS[1]) == 4
 
 
+def test_dry_run_shows_what_a_device_would_offer(env: Env) -> None:
+    device = env.device()["uuid"]
+    layout = env.call("GET", f"devices/{device}/layout").json()["layout"]
+    expected = {"1": f"FPGA {layout} -> 1", layout: "offers the same"}
+    expected["9"] = "refused, expected one of 1, 2, 4"
+    for name, text in expected.items():
+        (change,) = env.run(f"device-layout-set {name} {device} --dry-run")
+        assert change["details"].endswith(f": {text}")
+    assert env.call("GET", f"devices/{device}/layout").json()["layout"] == layout
+
+
 def bind_card(env: Env) -> str:
     """Bind a request to the second card; return its uuid."""
     profile = {"name": "layouts", "groups": [{"resources:FPGA": "1"}]}

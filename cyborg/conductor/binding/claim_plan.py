@@ -212,7 +212,7 @@ def _find_place(
     if row["set_size"] is None:
         return entries.Place(row["host"], row["device_uuid"], row["address"])
     member = cast(MemberRow, handle)
-    return entries.Place(row["host"], member["device_uuid"], member["deployable"])
+    return entries.Place(row["host"], member["device_uuid"], member["deployable"], row["address"])
 
 
 def _find_honoured(

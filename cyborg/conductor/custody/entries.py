@@ -22,11 +22,15 @@ from cyborg.db.jobs.write import JobRow
 
 
 class Place(NamedTuple):
-    """Where a handle is: the host, the uuid of the device, and the address of the deployable."""
+    """Where a handle is: the host, the uuid of the device, and the address of the deployable.
+
+    ``device_set`` is the address of the device set through which it is claimed, None without one.
+    """
 
     host: str
     device: str
     deployable: str
+    device_set: str | None = None
 
 
 def record_claimed(
@@ -50,6 +54,8 @@ def record_claimed(
             "deployable_address": place.deployable,
             **_owner(arq),
         }
+        if place.device_set is not None:
+            details["device_set"] = place.device_set
         entries.append(Entry(place.device, place.host, Event.CLAIMED, details))
     records.add(tx, entries, now)
 

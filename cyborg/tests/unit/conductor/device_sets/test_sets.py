@@ -331,6 +331,8 @@ def test_custody_of_a_set_is_in_the_logs_of_its_devices(
         gpus = sorted(map(gpu_address, host.family["3"]))
         assert sorted(devices[row["device_uuid"]] for row in found) == gpus
         assert sorted(row["details"]["deployable_address"] for row in found) == gpus
+        sets = {row["details"].get("device_set") for row in found}
+        assert sets == {"hgx:3" if event == "claimed" else None}
 
 
 def test_maintenance_of_the_source_does_not_wait_for_the_servers(

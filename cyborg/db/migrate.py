@@ -178,12 +178,11 @@ def _run(
                 steps, end, num_remaining = find_steps(connection)
                 if not is_alone:
                     _check_blockers(scripts, connection, steps)
-                report(f"{len(steps)} migration(s) to run.")
-                with _ALEMBIC:
-                    command.upgrade(_config(connection, report), end)
-            report(f"The database is at {end}.")
-        else:
-            report(f"The database is at {end} or later: nothing to do.")
+                if steps:
+                    report(f"{len(steps)} migration(s) to run.")
+                    with _ALEMBIC:
+                        command.upgrade(_config(connection, report), end)
+    report(f"The database is at {end}" + ("." if steps else " or later: nothing to do."))
     if num_remaining:
         report(
             f"{num_remaining} contract migration(s) remain: run 'cyborg-dbsync contract' when all "

@@ -293,7 +293,8 @@ def _drained_not_removed(snapshot: HostSnapshot, device: sources.DeviceRecord) -
         or any(deployable.draining for deployable in idle_deployables)
         or (device.draining and is_device_idle)
     ):
-        found = "a draining device" if device.draining else "a draining deployable"
+        is_device = device.draining and is_device_idle
+        found = "a draining device" if is_device else "a draining deployable"
         if num_handles:
             found = f"{num_handles} draining handle(s)"
         yield snapshot.finding(

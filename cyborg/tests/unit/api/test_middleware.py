@@ -208,7 +208,8 @@ def test_version_without_service_type_is_accepted_with_one_warning(
         assert answer.headers["OpenStack-API-Version"] == "accelerator 2.1"
     (record,) = [record for record in caplog.records if record.name == versions.__name__]
     assert "'2.1' lacks the service type, taken as 'accelerator 2.1'" in record.getMessage()
-    for header in ("accelerator 2.1", "compute 2.1, accelerator 2.1", "compute latest"):
+    typed = ("accelerator 2.1", "compute 2.1, accelerator 2.1", "accelerator 2.1, 2.1")
+    for header in (*typed, "compute latest"):
         caplog.clear()
         monkeypatch.setattr(versions, "_BARE_VERSION_LOG", RateLimitedLogger(logger=versions.LOG))
         assert api.call("GET", "/v2/devices", HTTP_OPENSTACK_API_VERSION=header).status_int == 200

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Expand and contract migrations: which run, and which wait for daemons of a former release."""
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from datetime import datetime
@@ -57,6 +58,26 @@ def upgraded(tmp_path: Path) -> Iterator[sa.Engine]:
 def test_new_database_gets_all_migrations(empty_engine: sa.Engine) -> None:
     assert migrate.upgrade(empty_engine) == CONTRACTION
     assert not migrate.find_pending(empty_engine).contracts
+
+
+def test_upgrade_that_another_one_overtakes_reports_its_end(
+    upgraded: sa.Engine, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request.getfixturevalue("following")
+    lock = migrate._upgrade_lock
+
+    @contextlib.contextmanager
+    def overtaken(engine: sa.Engine, report: migrate.Report) -> Iterator[None]:
+        monkeypatch.setattr(migrate, "_upgrade_lock", lock)
+        migrate.upgrade(engine)
+        migrate.contract(engine)
+        with lock(engine, report):
+            yield
+
+    monkeypatch.setattr(migrate, "_upgrade_lock", overtaken)
+    lines: list[str] = []
+    assert migrate.upgrade(upgraded, report=lines.append) == CONTRACTION
+    assert lines[-1] == f"The database is at {CONTRACTION} or later: nothing to do."
 
 
 def test_upgrade_leaves_the_contract_migration(

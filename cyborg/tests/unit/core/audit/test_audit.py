@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Audit comparison: no finding where the sources agree, exactly one for each single defect."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -343,20 +343,25 @@ def test_compare_single_defect_gives_one_finding(name: str) -> None:
     assert (body["advice"], body["repaired"]) == (kind.advice, True)
 
 
-@pytest.mark.parametrize(
-    "text", ["2 draining handle(s)", "a draining device", "a draining deployable"]
-)
-def test_compare_names_what_drains_without_an_owner(text: str) -> None:
+def test_compare_names_what_drains_without_an_owner() -> None:
     snapshot = make_snapshot()
-    (deployable,) = snapshot.database.devices[1].deployables
-    changed: Mapping[str, Any] = {
-        "2 draining handle(s)": {"draining": True},
-        "a draining device": {"draining": True, "deployables": ()},
-        "a draining deployable": {"deployables": (replace(deployable, draining=True, handles=()),)},
-    }
-    findings = compare(with_device(snapshot, 1, **changed[text]))
-    (finding,) = [finding for finding in findings if finding.kind is K.DRAINED_NOT_REMOVED]
-    assert finding.explanation == f"database: {text} without an owner; no cleaning is due"
+    (owned,), (free,) = (device.deployables for device in snapshot.database.devices)
+    empty = replace(free, draining=True, handles=())
+    cases: Sequence[tuple[str, int, Mapping[str, Any]]] = [
+        ("2 draining handle(s)", 1, {"draining": True}),
+        ("a draining device", 1, {"draining": True, "deployables": ()}),
+        ("a draining deployable", 1, {"deployables": (empty,)}),
+        # Another deployable of the device has an owner.
+        (
+            "a draining deployable",
+            0,
+            {"draining": True, "deployables": (replace(owned, handles=owned.handles[:1]), empty)},
+        ),
+    ]
+    for text, number, values in cases:
+        findings = compare(with_device(snapshot, number, **values))
+        (finding,) = [finding for finding in findings if finding.kind is K.DRAINED_NOT_REMOVED]
+        assert finding.explanation == f"database: {text} without an owner; no cleaning is due"
 
 
 def test_defects_cover_every_kind() -> None:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,8 +44,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--scale-to",
         type=int,
         metavar="N",
-        help="run N conductors during the first half of the restart of all agents; their processes "
-        "are not measured",
+        help="run N conductors in the first interval of the restart of all agents; those above "
+        "--conductors are not measured",
     )
     add("--interval", type=float, default=10.0, help="[conductor] hello_interval (%(default)s)")
     add("--seconds", type=float, default=60.0, help="of the steady state (%(default)s)")
@@ -77,10 +77,12 @@ def measure(args: argparse.Namespace, folder: Path) -> report.Results:
             report.say("all agents restart")
             # Two intervals: the first heartbeats, and those that follow them.
             again = Heartbeats(0.0, 2 * steady["interval_s"], steady["interval_s"], restart=True)
-            with _scaled(env, args.scale_to or args.conductors, steady["interval_s"]):
+            repaired = _count_repaired(env)
+            with _scaled(env, args.scale_to or args.conductors, steady["interval_s"]) as scaled:
                 restart = _measure_heartbeats(agents, env, again)
+            restart["scaled_s"] = scaled()
             if not args.filled:
-                restart |= _measure_verification(env, args.agents * args.devices)
+                restart |= _measure_verification(env, args.agents * args.devices, repaired)
     return {"options": options, "cold": start, "steady": steady, "restart": restart}
 
 
@@ -152,26 +154,28 @@ def _run_conductors(
 
 
 @contextlib.contextmanager
-def _scaled(env: _Env, count: int, seconds: float) -> Iterator[None]:
-    """Start further conductors, up to ``count``, and stop them after ``seconds``."""
+def _scaled(env: _Env, count: int, seconds: float) -> Iterator[Callable[[], float]]:
+    """Start further conductors, up to ``count``, and stop them after ``seconds``.
+
+    Yield a function that returns for how many seconds all of them were ready, after the end.
+    """
     names = [f"conductor-{n}" for n in range(len(env.conductors), count)]
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(_run_for, env.cloud, names, seconds)
-        yield
-        done.result()
+        yield done.result
 
 
-def _run_for(cloud: Cloud, names: Sequence[str], seconds: float) -> None:
+def _run_for(cloud: Cloud, names: Sequence[str], seconds: float) -> float:
+    """Run conductors; return for how many seconds all of them were ready."""
     end = time.monotonic() + seconds
     daemons = [cloud.conductor(name) for name in names]
     for daemon in daemons:
         wait_until("a further conductor is ready", partial(_is_ready, daemon))
-    if daemons:
-        report.say(f"{len(daemons)} further conductors are ready")
-        time.sleep(max(0.0, end - time.monotonic()))
-        for daemon in daemons:
-            daemon.stop()
-        report.say("the further conductors have stopped")
+    left = max(0.0, end - time.monotonic()) if daemons else 0.0
+    time.sleep(left)
+    for daemon in daemons:
+        daemon.stop()
+    return left
 
 
 def _is_ready(daemon: Daemon) -> bool:
@@ -218,15 +222,18 @@ def _wait_for_placement(env: _Env, total: int) -> None:
             time.sleep(0.5)
 
 
-def _measure_verification(env: _Env, total: int) -> report.Results:
-    """Measure what the verification after the restart of all agents finds, and its time."""
+def _measure_verification(env: _Env, total: int, repaired: int) -> report.Results:
+    """Measure what the verification after the restart of all agents finds, and its time.
+
+    ``repaired`` is the number of repairs before the restart.
+    """
     begin = time.monotonic()
     _wait_for_placement(env, total)
-    return {"verified_s": time.monotonic() - begin, "repaired": _count_repaired(env)}
+    return {"verified_s": time.monotonic() - begin, "repaired": _count_repaired(env) - repaired}
 
 
 def _count_repaired(env: _Env) -> int:
-    """Return the number of providers of which Placement had something else."""
+    """Return the number of repairs of providers in Placement so far."""
     counters = schema.self_heal_counters.c
     query = sa.select(sa.func.sum(counters.count)).where(
         counters.kind == CorrectiveAction.DRIFT_REPAIRED
@@ -310,8 +317,8 @@ def tables(results: report.Results) -> Iterator[report.Table]:
     yield report.make_record_table(title, rows, results["steady"])
     title = "Restart of {agents} agents at the same time, two intervals".format_map(options)
     if options["scale_to"]:
-        title += ", {scale_to} conductors in the first".format_map(options)
+        rows["Seconds with {scale_to} conductors".format_map(options)] = "{scaled_s:.1f}"
     if "repaired" in results["restart"]:
         rows["Seconds after this until all providers were verified"] = "{verified_s:.1f}"
-        rows["Providers that Placement had otherwise"] = "{repaired}"
+        rows["Providers that were repaired in Placement"] = "{repaired}"
     yield report.make_record_table(title, rows, results["restart"])

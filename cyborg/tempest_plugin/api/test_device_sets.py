@@ -25,22 +25,28 @@ class DeviceSetsTest(BaseAcceleratorTest):
         return found
 
     @decorators.idempotent_id("b5d4c7a1-0f6e-4e39-9a8b-3c1d7e2f5b46")
-    def test_set_has_its_members_and_the_resource_class_of_all(self) -> None:
+    def test_list_and_show_have_the_same_members(self) -> None:
         for row in self.find_sets():
-            members = row["device_set"]["members"]
-            self.assertEqual(len(members), len({tuple(sorted(m.items())) for m in members}))
+            device_set = row["device_set"]
+            self.assertEqual(device_set["size"], len(device_set["members"]))
             found = self.admin.call("GET", f"deployables/{row['uuid']}")
-            self.assertEqual(members, found["device_set"]["members"])
+            self.assertEqual(device_set["members"], found["device_set"]["members"])
 
     @decorators.idempotent_id("d82a6f0e-5c3b-4d71-8b94-9e0f1a7c6d53")
     def test_sets_of_a_member_are_found_by_it(self) -> None:
-        row = self.find_sets()[0]
-        devices = {member["device_uuid"] for member in row["device_set"]["members"]} - {None}
-        for device in devices:
+        pairs = [
+            (row["uuid"], member["device_uuid"])
+            for row in self.find_sets()
+            for member in row["device_set"]["members"]
+            if member["device_uuid"] is not None
+        ]
+        if not pairs:
+            raise self.skipException("no member of a device set is on its host")
+        for uuid, device in pairs[:10]:
             found = self.admin.call("GET", "deployables", member=device)["deployables"]
-            self.assertIn(row["uuid"], {other["uuid"] for other in found})
-            for other in found:
-                members = other["device_set"]["members"]
+            self.assertIn(uuid, {row["uuid"] for row in found})
+            for row in found:
+                members = row["device_set"]["members"]
                 self.assertIn(device, {member["device_uuid"] for member in members})
 
     @decorators.attr(type=["negative"])

@@ -202,18 +202,26 @@ class LayoutList(listing.Lister, of=LAYOUTS):
 
 
 def describe_layout(device: Row, name: str) -> str:
-    """Return what a device with these layouts would offer more and less with one of them.
+    """Return how the offer of a device with these layouts would change with one of them.
 
     >>> offers = {"a": {"PGPU": 1}, "b": {"VGPU": 2}}
     >>> layouts = [{"name": n, "offers": o, "traits": [f"T_{n}"]} for n, o in offers.items()]
     >>> describe_layout({"layout": "a", "layouts": layouts}, "b")
     'PGPU 1 -> 0, VGPU 0 -> 2, -T_a, +T_b'
+    >>> describe_layout({"layout": None, "layouts": layouts}, "b")
+    'would offer VGPU 2, its current layout is unknown'
+    >>> describe_layout({"layout": None, "layouts": []}, "b")
+    'refused: the device has no layouts'
     """
     layouts = {row["name"]: row for row in device["layouts"]}
+    if not layouts:
+        return "refused: the device has no layouts"
     if name not in layouts:
-        return f"refused, expected one of {', '.join(layouts) or 'no layout'}"
-    none: Row = {"offers": {}, "traits": []}
-    before, after = layouts.get(device["layout"], none), layouts[name]
+        return sanitize(f"refused, expected one of {', '.join(layouts)}")
+    if device["layout"] not in layouts:
+        offers = ", ".join(f"{key} {count}" for key, count in layouts[name]["offers"].items())
+        return sanitize(f"would offer {offers or 'nothing'}, its current layout is unknown")
+    before, after = layouts[device["layout"]], layouts[name]
     counts = {
         resource_class: [row["offers"].get(resource_class, 0) for row in (before, after)]
         for resource_class in sorted({*before["offers"], *after["offers"]})
@@ -231,7 +239,8 @@ class LayoutSet(base.WaitCommand, listing.Lister, of=RESULTS):
     """Apply a layout to unused devices or, with --drain, to devices once they are unused.
 
     Each device has its own job; an error of one device does not stop the others. The exit status is
-    1 if a job cannot be created or, with --wait, does not succeed.
+    1 if a job cannot be created or, with --wait, does not succeed. With --dry-run, show how the
+    offer of each device would change, whether the device is in use or not.
     """
 
     OPTIONS = (*WAIT_ARGUMENTS, base.DRY_RUN)
@@ -251,7 +260,7 @@ class LayoutSet(base.WaitCommand, listing.Lister, of=RESULTS):
     )
 
     def preview(self, args: Arguments) -> list[Change]:
-        """Return the devices, with what they would offer. Raise CommandError if there is none."""
+        """Return how the offer of each device would change. Raise CommandError without a device."""
         devices = self._find_devices(args)
         if not devices:
             raise _no_device(args)

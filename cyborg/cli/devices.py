@@ -226,10 +226,8 @@ def describe_layout(device: Row, name: str) -> str:
         resource_class: [row["offers"].get(resource_class, 0) for row in (before, after)]
         for resource_class in sorted({*before["offers"], *after["offers"]})
     }
-    lost, gained = (
-        sorted({*first["traits"]} - {*second["traits"]})
-        for first, second in ((before, after), (after, before))
-    )
+    lost = sorted({*before["traits"]} - {*after["traits"]})
+    gained = sorted({*after["traits"]} - {*before["traits"]})
     texts = [f"{key} {old} -> {new}" for key, (old, new) in counts.items() if old != new]
     texts += [*(f"-{trait}" for trait in lost), *(f"+{trait}" for trait in gained)]
     return sanitize(", ".join(texts)) or "offers the same"

@@ -210,12 +210,13 @@ def _wait_for_placement(env: _Env, total: int) -> None:
     """Wait until so many providers are published, or verified after a restart of their agents."""
     fresh = schema.providers.c.stale_since.is_(None)
     query = sa.select(sa.func.count()).select_from(schema.providers).where(fresh)
-    most, progress = -1, time.monotonic()
-    while most < total:
+    last, progress = -1, time.monotonic()
+    while last < total:
         with env.engine.connect() as connection:
             found = connection.scalar(query) or 0
-        if found > most:
-            most, progress = found, time.monotonic()
+        # The number falls too, when providers become due for verification.
+        if found != last:
+            last, progress = found, time.monotonic()
         elif time.monotonic() - progress > PUBLISH_TIMEOUT:
             raise RuntimeError(f"{found} of {total} providers are published, without progress")
         else:

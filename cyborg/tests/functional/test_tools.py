@@ -49,11 +49,6 @@ def take_function(name: str) -> str:
     return f"""eval "$(sed -n '/^{name}() {{/,/^}}/p' "${{0%/*}}/test")"\n"""
 
 
-def run_function(name: str, *words: object) -> subprocess.CompletedProcess[str]:
-    """Run a function of ``tools/test``."""
-    return run_shell(f'{take_function(name)}{name} "$@"', *words)
-
-
 def make_environment(folder: Path) -> Path:
     """Create an environment with one program, as pip writes it."""
     made = run_shell('"$PYTHON" -m venv --without-pip "$1"', folder)
@@ -145,7 +140,8 @@ class Checkout:
         for path in ROOT.iterdir():
             if path.name not in ("tools", ".git", ".dev"):
                 (self.folder / path.name).symlink_to(path)
-        shutil.copy(TOOLS / "test", self.folder / "tools")
+        for name in ("test", "_machine.py"):
+            shutil.copy(TOOLS / name, self.folder / "tools")
         library = (TOOLS / "lib.sh").read_text()
         (self.folder / "tools" / "lib.sh").write_text(f"{library}\ntest_venv() {{ :; }}\n")
 
@@ -253,37 +249,3 @@ def test_changed_package_selects_the_tests_of_its_folder(tmp_path: Path) -> None
     )
     folder = "cyborg/tests/unit/agent"
     assert done.stdout.splitlines() == [folder, f"{folder}/test_cards.py", folder]
-
-
-@pytest.mark.parametrize(
-    ("groups", "limits", "expected"),
-    [
-        ("0::/\n", {}, 8000),
-        # Version 2: the limit of a level above counts too.
-        ("0::/a/b\n", {"a/memory.max": "1024", "a/b/memory.max": "max"}, 1024),
-        # Version 1, beside other controllers and an empty hierarchy of version 2.
-        (
-            "9:cpu:/a\n4:memory:/a\n0::/\n",
-            {"memory/a/memory.limit_in_bytes": "2048", "cpu/a/memory.limit_in_bytes": "1"},
-            2048,
-        ),
-        # A container that sees its own group as the top, with the path of the machine.
-        ("4:memory:/docker/1\n", {"memory/memory.limit_in_bytes": "512"}, 512),
-        ("4:memory:/a\n", {"memory/a/memory.limit_in_bytes": str(sys.maxsize >> 20)}, 8000),
-    ],
-)
-def test_available_memory_is_the_smallest_limit(
-    tmp_path: Path, groups: str, limits: dict[str, str], expected: int
-) -> None:
-    for name, text in {
-        "proc/meminfo": f"MemTotal: 9000000 kB\nMemAvailable: {8000 << 10} kB\n",
-        "proc/self/cgroup": groups,
-        **{
-            f"sys/fs/cgroup/{path}": f"{int(size) << 20 if size != 'max' else size}\n"
-            for path, size in limits.items()
-        },
-    }.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    done = run_function("available_memory", tmp_path)
-    assert (done.stdout, done.stderr) == (f"{expected}\n", "")

@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = (".ci", "cyborg", "devstack", "tools")
-MAX_LINES = 500  # of a file
+FOLDERS = (".ci", "console/src", "cyborg", "devstack", "tools")
+MAX_LINES = 500  # of a Python file, a script, or a source of the web console
 MAX_MODULES = 20  # of a folder
 MIGRATIONS = PurePosixPath("cyborg/db/migrations/versions")
 # The migrations of releases, as sha256sum(1) prints them.
@@ -37,16 +37,22 @@ def is_script(path: PurePosixPath) -> bool:
     return path.suffix == ".sh" or (not path.suffix and path.parts[0] != "cyborg")
 
 
+def is_console_source(path: PurePosixPath) -> bool:
+    """Return whether the path is that of a source of the web console, not of its built files."""
+    return path.is_relative_to("console/src") and path.suffix in (".css", ".ts", ".tsx")
+
+
 def check_text(path: PurePosixPath, text: bytes) -> list[str]:
     """Return the violations of one file."""
     violations = []
     lines = text.count(b"\n")
-    if is_python(path) and lines > MAX_LINES:
+    is_code = is_python(path) or is_script(path)
+    if (is_code or is_console_source(path)) and lines > MAX_LINES:
         violations.append(
             f"{path}: {lines} lines, at most {MAX_LINES} are allowed:"
             " move one concept into a module of its own"
         )
-    if (is_python(path) or is_script(path)) and LICENCE not in b"\n".join(text.split(b"\n")[:3]):
+    if is_code and LICENCE not in b"\n".join(text.split(b"\n")[:3]):
         violations.append(f"{path}: no licence line: add '# {LICENCE.decode()}' as its first line")
     return violations
 

@@ -76,6 +76,17 @@ def test_hook_file_over_line_limit_is_refused_with_remedy(clone: Clone) -> None:
     assert clone.git("commit", "-q", "-m", "tests: add it", "--no-verify").returncode == 0
 
 
+@pytest.mark.parametrize("path", ["tools/test", "devstack/plugin.sh", "console/src/ui/table.tsx"])
+def test_hook_line_limit_holds_for_scripts_and_the_console(clone: Clone, path: str) -> None:
+    refused = clone.commit(path, LICENCE + "\n" * 500)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(f"{path}: 501 lines, at most 500 are allowed: ")
+
+
+def test_hook_data_may_be_long(clone: Clone) -> None:
+    assert clone.commit("cyborg/data.json", "\n" * 501).returncode == 0
+
+
 def test_hook_staged_text_is_checked_not_the_work_tree(clone: Clone) -> None:
     path = clone.folder / "cyborg" / "arqs.py"
     path.write_text(LICENCE + "\n" * 500)

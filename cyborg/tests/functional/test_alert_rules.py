@@ -232,6 +232,7 @@ def test_configuration_of_the_page_is_valid(tmp_path: Path) -> None:
         assert f"{section.metrics_listen}:{section.metrics_port}" in scraped
 
 
+@pytest.mark.static
 def test_expressions_use_existing_metrics_and_labels() -> None:
     labels = {name: set(found) for name, (_, found) in METRICS.items()}
     for family in FAMILIES.values():
@@ -255,6 +256,7 @@ def test_expressions_use_existing_metrics_and_labels() -> None:
     assert missing == {"cyborg_handles"}
 
 
+@pytest.mark.static
 def test_alerts_have_descriptions_and_sections_of_the_page() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for name, rule in list_alerts().items():
@@ -268,6 +270,7 @@ def test_alerts_have_descriptions_and_sections_of_the_page() -> None:
     assert documented == set(CASES)
 
 
+@pytest.mark.static
 def test_dashboard_has_one_data_source_and_no_overlapping_panels() -> None:
     dashboard = yaml.safe_load(DASHBOARD.read_text(encoding="utf-8"))
     panels = dashboard["panels"]

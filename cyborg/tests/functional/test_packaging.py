@@ -140,6 +140,7 @@ def test_linter_of_container_files_finds_nothing() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+@pytest.mark.static
 def test_containers_run_the_commands_of_this_package() -> None:
     text = (ETC / "containers" / "Containerfile").read_text(encoding="utf-8")
     form = r'^CMD \["(cyborg-\w+)", "--config-file", "(\S+)"\]$'

@@ -40,11 +40,13 @@ def list_functions(path: Path) -> set[str]:
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
+@pytest.mark.static
 def test_list_has_each_patch_once() -> None:
     patches = sorted(path.stem for path in (ROOT / TOOL.LIST).parent.glob("*.patch"))
     assert (sorted(IDS), len(IDS)) == (patches, 25)
 
 
+@pytest.mark.static
 @pytest.mark.parametrize("mutant", MUTANTS, ids=IDS)
 def test_patch_applies_to_code_of_the_package(mutant: Any) -> None:
     for path, text in TOOL.mutate(ROOT, mutant.patch.read_text(encoding="utf-8")).items():
@@ -53,6 +55,7 @@ def test_patch_applies_to_code_of_the_package(mutant: Any) -> None:
         assert ast.dump(ast.parse(text)) != ast.dump(ast.parse((ROOT / path).read_text("utf-8")))
 
 
+@pytest.mark.static
 @pytest.mark.parametrize("mutant", MUTANTS, ids=IDS)
 def test_named_tests_exist(mutant: Any) -> None:
     assert mutant.tests

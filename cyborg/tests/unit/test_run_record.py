@@ -162,6 +162,7 @@ def test_run_of_a_mark_has_parts_of_groups(options: list[str], selects: bool) ->
     assert runner.selects_marked(["-q", *options]) is selects
 
 
+@pytest.mark.static
 def test_longest_groups_exist() -> None:
     folder = Path(__file__).parents[1]
     files = [name for name in scheduler.LONG_GROUPS if name.endswith(".py")]

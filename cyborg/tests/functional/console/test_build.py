@@ -14,6 +14,7 @@ CONSOLE = ROOT / "console"
 SOURCES = ("build.mjs", "package.json", "package-lock.json", "tsconfig.json")
 
 
+@pytest.mark.static
 def test_committed_files_are_built_from_this_source() -> None:
     found = {name: hash_file(CONSOLE / name) for name in SOURCES}
     found |= {
@@ -38,6 +39,7 @@ def test_build_gives_the_committed_files(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes() == (files.FOLDER / name).read_bytes(), name
 
 
+@pytest.mark.static
 def test_source_files_have_the_licence_line_and_are_short() -> None:
     for path in (CONSOLE / "src").rglob("*.*"):
         text = path.read_text(encoding="utf-8")

@@ -3,6 +3,7 @@
 
 from pathlib import Path
 
+import pytest
 from oslo_config import cfg
 from oslo_log import log
 
@@ -11,6 +12,7 @@ import cyborg.conf
 PAGE = Path(__file__).parents[4] / "doc" / "source" / "admin" / "services.rst"
 
 
+@pytest.mark.static
 def test_mutable_options_of_agent_are_documented() -> None:
     conf = cfg.ConfigOpts()
     cyborg.conf.register(conf, cyborg.conf.AGENT_GROUPS)

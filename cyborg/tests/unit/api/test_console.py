@@ -64,6 +64,7 @@ def test_file_is_served_with_the_security_headers(console: ApiEnv, name: str) ->
     assert (same.status_int, same.body) == (304, b"")
 
 
+@pytest.mark.static
 def test_page_has_neither_inline_code_nor_addresses_of_other_sites() -> None:
     page = (files.FOLDER / "index.html").read_text()
     assert "//" not in page

@@ -133,6 +133,7 @@ def test_cancel(api: ApiEnv, fake_conductor: FakeConductor) -> None:
         assert (refused.status_int, error_message(refused)) == (status, error.message)
 
 
+@pytest.mark.static
 @pytest.mark.parametrize("state", StepState)
 def test_documentation_lists_all_step_states(state: StepState) -> None:
     page = Path(cyborg.__file__).parents[1] / "doc" / "source" / "api" / "index.rst"

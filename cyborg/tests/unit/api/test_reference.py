@@ -50,6 +50,7 @@ def compare(committed: str, served: str) -> str:
     return "\n".join(difflib.unified_diff(*lines, *names, lineterm=""))
 
 
+@pytest.mark.static
 def test_committed_document_is_the_served_one(tool: ModuleType) -> None:
     committed = tool.DOCUMENT.read_text(encoding="utf-8")
     difference = compare(committed, tool.format_json(tool.make_document()))
@@ -67,11 +68,13 @@ def test_difference_names_the_changed_lines(document: Any, tool: ModuleType) -> 
     assert len([line for line in lines if re.match(r"[-+] ", line)]) == 2
 
 
+@pytest.mark.static
 @pytest.mark.slow
 def test_committed_document_is_valid_openapi_3_1(document: Any) -> None:
     OpenAPIV31SpecValidator(document).validate()
 
 
+@pytest.mark.static
 def test_every_parameter_has_a_description(document: Any) -> None:
     used, described = set(), read_descriptions()["parameters"]
     for operation_id, (_, _, operation) in list_operations(document).items():
@@ -90,6 +93,7 @@ def list_types(base: type = types.JsonObject) -> Iterator[type]:
         yield from list_types(cls)
 
 
+@pytest.mark.static
 def test_every_field_has_a_description(document: Any) -> None:
     used, described = set(), read_descriptions()["fields"]
     owners = {
@@ -122,6 +126,7 @@ def test_fields_have_the_version_of_their_class(document: Any) -> None:
     }
 
 
+@pytest.mark.static
 def test_every_operation_has_an_example(document: Any, examples: Any) -> None:
     operations = list_operations(document)
     recorded = examples["operations"]
@@ -135,6 +140,7 @@ def test_every_operation_has_an_example(document: Any, examples: Any) -> None:
         assert ("body" in request) == ("requestBody" in operation), operation_id
 
 
+@pytest.mark.static
 def test_examples_match_the_document(document: Any, examples: Any) -> None:
     for operation_id, (_, _, operation) in list_operations(document).items():
         example = examples["operations"][operation_id]
@@ -149,6 +155,7 @@ def test_examples_match_the_document(document: Any, examples: Any) -> None:
                 assert find_errors(document, schema, actual["body"]) == [], operation_id
 
 
+@pytest.mark.static
 def test_errors_have_the_documented_form(document: Any, examples: Any) -> None:
     schema = {"$ref": "#/components/schemas/Fault"}
     statuses = [error["response"]["status"] for error in examples["errors"]]
@@ -166,6 +173,7 @@ def find_errors(document: Any, schema: Any, value: Any) -> list[str]:
     return [error.message for error in validator.iter_errors(value)]
 
 
+@pytest.mark.static
 def test_pages_have_every_operation_once(document: Any) -> None:
     documented = [
         tag

@@ -88,6 +88,7 @@ def test_private_name_exists(library: str, name: str) -> None:
         pytest.fail(describe(library, name))
 
 
+@pytest.mark.static
 @pytest.mark.parametrize("library", CHECKED)
 def test_checked_version_is_that_of_constraints(library: str) -> None:
     pins = dict(re.findall(r"^([\w.-]+)===?(\S+)", CONSTRAINTS.read_text(), re.MULTILINE))

@@ -201,6 +201,7 @@ def test_message_in_an_except_block_names_its_own_place(outputs: tuple[Lines, Li
     assert "disk is full" not in outputs[1].last()
 
 
+@pytest.mark.static
 def test_all_fields_are_documented() -> None:
     page = ROOT.parent / "doc" / "source" / "admin" / "logs.rst"
     if not page.exists():

@@ -20,12 +20,14 @@ def test_event_type_has_noun_verb_and_phase(event: Event) -> None:
     assert event.description.endswith(".")
 
 
+@pytest.mark.static
 def test_docs_list_every_event_type() -> None:
     text = PAGE.read_text(encoding="utf-8")
     documented = dict(re.findall(r"^``([a-z_]+\.[a-z]+\.[a-z]+)`` +(\S.*)$", text, re.MULTILINE))
     assert documented == {str(event): event.description for event in notes.Event}
 
 
+@pytest.mark.static
 def test_docs_list_every_schema() -> None:
     text = PAGE.read_text(encoding="utf-8")
     blocks = re.findall(r"^``(\w+)`` (\d+\.\d+)\n((?:    .*\n)+)", text, re.MULTILINE)

@@ -189,6 +189,7 @@ def test_older_server_serves_the_known_calls_of_a_newer_client(memory_bus: Bus) 
             newer.call("arq_paint", uuid="u")
 
 
+@pytest.mark.static
 @pytest.mark.slow
 def test_documentation_is_generated_from_docstrings() -> None:
     extension = Path(__file__).parents[4] / "doc" / "source" / "_ext" / "rpc_reference.py"

@@ -382,6 +382,7 @@ def test_defects_cover_every_kind() -> None:
     assert {kind for kind in Kind if not kind.advice} == set()
 
 
+@pytest.mark.static
 @pytest.mark.parametrize("kind", Kind)
 def test_docs_list_every_kind(kind: Kind) -> None:
     page = (Path(cyborg.__file__).parents[1] / "doc/source/admin/audit.rst").read_text()

@@ -66,6 +66,7 @@ def test_host_and_server_get_the_devices_for_them(target: AttachTarget) -> None:
     assert ("attach-host" in raised.value.message) is for_host
 
 
+@pytest.mark.static
 def test_each_target_is_documented() -> None:
     assert set(REQUIRED_INFO) == set(AttachTarget)
     for target in AttachTarget:

@@ -387,6 +387,7 @@ def test_find_trait_failure_is_the_first_of_all(
     assert find_trait_failure(*sets) == next(iter(trait_failures(*sets)), None)
 
 
+@pytest.mark.static
 @pytest.mark.parametrize("predicate", Predicate)
 def test_documentation_has_every_predicate(predicate: Predicate) -> None:
     page = (Path(cyborg.__file__).parents[1] / "doc/source/admin/explanations.rst").read_text()

@@ -240,6 +240,7 @@ OUTCOMES = {
 }
 
 
+@pytest.mark.static
 def test_documentation_lists_the_decision_for_every_answer_of_nova() -> None:
     page = Path(cyborg.__file__).parents[1] / "doc" / "source" / "admin" / "orphans.rst"
     table = page.read_text(encoding="utf-8").partition("the answer of Nova decides:")[2]
@@ -252,6 +253,7 @@ def test_documentation_lists_the_decision_for_every_answer_of_nova() -> None:
     assert documented == {presence: decide(presence, MIN_BIND_AGE) for presence in Presence}
 
 
+@pytest.mark.static
 def test_documentation_lists_every_event_with_its_delay() -> None:
     page = Path(cyborg.__file__).parents[1] / "doc" / "source" / "admin" / "orphans.rst"
     text = page.read_text(encoding="utf-8")

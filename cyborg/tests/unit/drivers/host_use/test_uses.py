@@ -46,6 +46,7 @@ def test_use_is_refused_and_ends(use: Use, tmp_path: Path) -> None:
         assert find_reason(driver) is None
 
 
+@pytest.mark.static
 def test_page_has_each_use_with_its_reason() -> None:
     """Kinds of data and nodes in /dev are lists below the table."""
     text = PAGE.read_text()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The git hook refuses a commit that breaks the rules about files."""
+"""The git hook refuses a commit that breaks the rules about files, or fails a static test."""
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cyborg.tests.fixtures.machine.prerequisites import ROOT
+from cyborg.tests.fixtures.runs.small_runs import ENVIRONMENT, PLUGINS
 
 LICENCE = "# SPDX-License-Identifier: Apache-2.0\n"
 IDENTITY = {
@@ -18,6 +20,38 @@ IDENTITY = {
     for role in ("AUTHOR", "COMMITTER")
     for key, value in {"NAME": "Tester", "EMAIL": "tester@example.org"}.items()
 }
+
+# A static test, with what runs it.
+RUNS = "cyborg/tests/fixtures/runs"
+TEST = "cyborg/tests/unit/test_page.py"
+PAGE, CODE = "doc/page.rst", "cyborg/limits.py"
+STATIC_TEST = {
+    "pyproject.toml": """[tool.pytest.ini_options]
+addopts = "-p timeout"
+markers = ["static: only reads files"]
+[tool.ruff]
+line-length = 100
+[tool.ruff.lint]
+select = ["F"]
+""",
+    "cyborg/tests/conftest.py": f"{LICENCE}{PLUGINS}",
+    CODE: f"{LICENCE}LIMIT = 5\n",
+    PAGE: "The limit is 5.\n",
+    TEST: f"""{LICENCE}
+from pathlib import Path
+
+import pytest
+
+from cyborg.limits import LIMIT
+
+
+@pytest.mark.static
+def test_page_has_the_limit():
+    assert f"is {{LIMIT}}." in Path("{PAGE}").read_text()
+""",
+}
+RUNNING = "running the tests that only read files\n"
+FAILURE = f"FAILED {TEST}::test_page_has_the_limit"
 
 pytestmark = pytest.mark.requires("clone")
 
@@ -40,19 +74,29 @@ class Clone:
         return subprocess.run(
             ["git", *words],
             cwd=self.folder,
-            env={**environment, **IDENTITY, "GIT_CONFIG_GLOBAL": os.devnull},
+            env={
+                **environment,
+                **IDENTITY,
+                "GIT_CONFIG_GLOBAL": os.devnull,
+                # Not below the tree, of which the tests add all files.
+                "CYBORG_DEV": str(self.folder / ".git" / "dev"),
+            },
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=300,
         )
 
     def commit(self, path: str, text: str, *options: str) -> subprocess.CompletedProcess[str]:
         """Write a file and commit it."""
-        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.folder / path).write_text(text)
+        self.write(path, text)
         self.git("add", "--all")
         return self.git("commit", "-q", "-m", "tests: add a file", *options)
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file, and do not add it to the next commit."""
+        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / path).write_text(text)
 
 
 @pytest.fixture
@@ -165,3 +209,80 @@ def test_hook_runs_ruff_in_a_folder_of_any_name(
     refused = clone.commit("cyborg/arqs.py", f"{LICENCE}import os\n")
     assert refused.returncode == 1
     assert "`os` imported but unused" in refused.stdout + refused.stderr
+
+
+@pytest.fixture
+def static_clone(clone: Clone, monkeypatch: pytest.MonkeyPatch) -> Clone:
+    """Return a clone with a document and a static test that compares it with the code."""
+    for name, value in {"CYBORG_VENV": sys.prefix, **ENVIRONMENT}.items():
+        monkeypatch.setenv(name, value)
+    for path in sorted((ROOT / RUNS).glob("*.py")):
+        clone.write(f"{RUNS}/{path.name}", path.read_text())
+    for folder in ("tests", "tests/fixtures", "tests/unit"):
+        clone.write(f"cyborg/{folder}/__init__.py", LICENCE)
+    for name, text in STATIC_TEST.items():
+        clone.write(name, text)
+    clone.git("add", "--all")
+    done = clone.git("commit", "-q", "-m", "tests: add a static test")
+    assert (done.returncode, done.stderr) == (0, RUNNING), done.stderr
+    return clone
+
+
+def test_hook_document_that_contradicts_the_code_is_refused(static_clone: Clone) -> None:
+    refused = static_clone.commit(PAGE, "The limit is 6.\n")
+    assert refused.returncode == 1
+    assert FAILURE in refused.stderr
+    assert refused.stderr.splitlines()[-1].startswith("commit refused: correct this, or use ")
+    assert static_clone.commit(CODE, f"{LICENCE}LIMIT = 6\n").returncode == 0
+
+
+def test_hook_half_staged_change_is_judged_as_staged(static_clone: Clone) -> None:
+    static_clone.write(PAGE, "The limit is 7.\n")
+    static_clone.git("add", PAGE)
+    static_clone.write(CODE, f"{LICENCE}LIMIT = 7\n")
+    refused = static_clone.git("commit", "-q", "-m", "tests: change the page")
+    assert refused.returncode == 1
+    assert FAILURE in refused.stderr
+    # Both files: git has the tree of this commit in an index of its own.
+    done = static_clone.git("commit", "-q", "--all", "-m", "tests: change the limit")
+    assert (done.returncode, done.stderr) == (0, RUNNING), done.stderr
+    static_clone.write(CODE, f"{LICENCE}LIMIT = 8\n")
+    assert static_clone.git("commit", "-q", "-m", "tests: limit", CODE).returncode == 1
+
+
+def test_hook_deleted_file_is_not_in_the_judged_tree(static_clone: Clone) -> None:
+    static_clone.git("rm", "-q", PAGE)
+    assert static_clone.git("commit", "-q", "-m", "tests: delete the page").returncode == 1
+    static_clone.git("rm", "-q", TEST)
+    done = static_clone.git("commit", "-q", "-m", "tests: delete both")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_hook_ends_at_the_first_failure(static_clone: Clone) -> None:
+    static_clone.write("cyborg/arqs.py", LICENCE + "\n" * 500)
+    refused = static_clone.commit(PAGE, "The limit is 6.\n")
+    assert refused.returncode == 1
+    first, last = refused.stderr.splitlines()
+    assert first.startswith("cyborg/arqs.py: 501 lines, ")
+    assert last.startswith("commit refused: ")
+
+
+@pytest.mark.matrix
+def test_hook_static_tests_of_this_tree_find_a_changed_page_alone(
+    clone: Clone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).exists():
+            (clone.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, clone.folder / name)
+    monkeypatch.setenv("CYBORG_VENV", sys.prefix)
+    page = "doc/source/admin/audit.rst"
+    text = (ROOT / page).read_text(encoding="utf-8")
+    refused = clone.commit(page, text.replace("   * - ``too_many``\n", "   * - ``too_few``\n"))
+    assert refused.returncode == 1
+    assert "::test_docs_list_every_kind[too_many]" in refused.stderr
+    # All others pass in a tree that is no clone.
+    assert re.search(r"^1 failed, \d{3} passed", refused.stderr, re.MULTILINE), refused.stderr

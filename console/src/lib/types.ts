@@ -47,6 +47,18 @@ export interface Device {
   updated_at: string | null;
 }
 
+export interface Layout {
+  name: string;
+  offers: Record<string, number>; // by resource class
+  traits: string[];
+}
+
+export interface DeviceLayout {
+  uuid: string;
+  layout: string | null; // null if it is unknown
+  layouts: Layout[];
+}
+
 export interface HostClass extends HandleUse {
   resource_class: string;
   whole_free: number; // of deployables of which nothing is in use

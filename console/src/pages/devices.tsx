@@ -14,6 +14,7 @@ import { Collection, Table, type Column } from "../ui/table";
 import { Timeline, type TimelineEvent } from "../ui/timeline";
 import { DeviceSets } from "./device_sets";
 import { GuestDevice } from "./guests";
+import { LayoutButton, Layouts } from "./layouts";
 import { MaintenanceButton } from "./maintenance";
 
 const TOPOLOGY: Record<string, string> = {
@@ -24,6 +25,10 @@ const TOPOLOGY: Record<string, string> = {
   max_link_speed: "Link speed",
   reset_methods: "Reset methods",
   firmware_version: "Firmware",
+  module_id: "Module",
+  nvlink_peers: "NVLinks to",
+  nvlink_links: "NVLinks to each",
+  nvlink_mbps: "Speed of an NVLink (MB/s)",
 };
 
 const YES_NO = { true: "yes", false: "no" };
@@ -112,6 +117,7 @@ export function DevicePage({ uuid }: { uuid: string }) {
               ]}
             />
           </Card>
+          {device.layouts.length && can("layout:get_one") ? <Layouts device={device} /> : null}
           <Accelerators device={device} />
           {can("deployable:get_all") ? <DeviceSets query={{ member: device.uuid }} /> : null}
           <Story jobs={{ subject: device.uuid }} subject={device.uuid} />
@@ -126,9 +132,11 @@ export function DevicePage({ uuid }: { uuid: string }) {
 
 function Actions({ device, refresh }: { device: Device; refresh: () => void }) {
   const enabled = device.status === "enabled";
+  const isPartitionable = device.layouts.length > 0 && can("layout:get_one") && can("layout:set");
   const rule = enabled ? "device:disable" : "device:enable";
   return (
     <>
+      {isPartitionable ? <LayoutButton device={device} refresh={refresh} /> : null}
       {can("device:maintain") ? <MaintenanceButton device={device} refresh={refresh} /> : null}
       {can(rule) ? (
         <DialogButton label={enabled ? "Disable" : "Enable"} danger={enabled}>

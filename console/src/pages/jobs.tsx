@@ -14,6 +14,7 @@ import { Collection, Filters, nextMarker, PAGE_SIZE, Pager, Table, type Column }
 
 const KINDS = ["install", "update", "uninstall", "prepare", "release", "restore", "plug", "unplug", "partition", "program"];
 const ROLLOUTS = new Set(["install", "update", "uninstall"]);
+const PARTITION = "partition";
 const STATES = ["pending", "done", "failed", "cancelled"];
 
 const STEP_STATES = ["failed", "rolled_back", "in_progress", "draining", "pending_agent", "waiting", "skipped", "done"];
@@ -62,7 +63,8 @@ export function Progress({ job }: { job: Job }) {
 
 export function Subject({ job }: { job: Job }) {
   if (ROLLOUTS.has(job.kind)) return <a href={href(["drivers", job.subject])}>{job.subject}</a>;
-  return <Id value={job.subject} />;
+  // The subject of a change of a layout is the device.
+  return <Id value={job.subject} {...(job.kind === PARTITION ? { to: ["devices", job.subject] } : {})} />;
 }
 
 const COLUMNS: Column<Job>[] = [
@@ -140,7 +142,7 @@ export function JobPage({ uuid }: { uuid: string }) {
       title={job ? titleOf(job) : "Job"}
       trail={["Jobs", ["jobs"]]}
       actions={
-        job && open && can("job:cancel") && ROLLOUTS.has(job.kind) ? (
+        job && open && can("job:cancel") && (ROLLOUTS.has(job.kind) || job.kind === PARTITION) ? (
           <DialogButton label="Cancel the job" danger>
             {(close) => (
               <Dialog
@@ -154,7 +156,11 @@ export function JobPage({ uuid }: { uuid: string }) {
                   return "The job is cancelled.";
                 }}
               >
-                <p>Hosts that are done keep the change. Steps in progress end, the others are skipped.</p>
+                <p>
+                  {job.kind === PARTITION
+                    ? "A device that drains keeps its layout and is offered again. Once its host works on the layout, the job cannot be cancelled."
+                    : "Hosts that are done keep the change. Steps in progress end, the others are skipped."}
+                </p>
               </Dialog>
             )}
           </DialogButton>

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cyborg.tests.fixtures.machine.prerequisites import chromium_program
+from cyborg.tests.functional.console.service import PASSWORD
 
 # Playwright is imported late: without it, the tests are skipped with a reason.
 if TYPE_CHECKING:
@@ -95,6 +96,16 @@ class Window:
             # No hover and no focus ring of the last action.
             self.page.mouse.move(0, 0)
             self.page.screenshot(path=Path(folder, f"{name}.png"), animations="disabled")
+
+
+def sign_in(window: Window, user: str, password: str = PASSWORD) -> None:
+    """Sign in with a password."""
+    window.open()
+    page = window.page
+    page.get_by_label("User", exact=True).fill(user)
+    page.get_by_label("Password").fill(password)
+    page.get_by_label("Project", exact=True).fill("project-1")
+    page.get_by_role("button", name="Sign in").click()
 
 
 # A function that opens a window of the console, with a URL, a size and a colour scheme.

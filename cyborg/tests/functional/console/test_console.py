@@ -10,7 +10,7 @@ import pytest
 
 from cyborg.db import schema
 from cyborg.tests.fixtures.databases import rows
-from cyborg.tests.functional.console.browser import NARROW, WIDE, OpenWindow, Window, expect
+from cyborg.tests.functional.console.browser import NARROW, WIDE, OpenWindow, expect, sign_in
 from cyborg.tests.functional.console.service import (
     AUDITOR,
     BROKEN_HOST,
@@ -19,22 +19,11 @@ from cyborg.tests.functional.console.service import (
     GPU,
     HOSTILE_NAME,
     LOST_HOST,
-    PASSWORD,
     QAT,
     ConsoleService,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.requires("chromium")]
-
-
-def sign_in(window: Window, user: str, password: str = PASSWORD) -> None:
-    """Sign in with a password."""
-    window.open()
-    page = window.page
-    page.get_by_label("User", exact=True).fill(user)
-    page.get_by_label("Password").fill(password)
-    page.get_by_label("Project", exact=True).fill("project-1")
-    page.get_by_role("button", name="Sign in").click()
 
 
 def test_console_on_standalone_shows_the_cloud_to_a_keyboard_and_a_screen_reader(
@@ -168,7 +157,7 @@ def test_device_that_is_not_offered_shows_why(window: OpenWindow, service: Conso
 @pytest.mark.matrix
 def test_failing_card_shows_why(window: OpenWindow, service: ConsoleService) -> None:
     device = service.cloud.device(BROKEN_HOST, BROKEN_QAT)["uuid"]
-    shown = window(height=1000)
+    shown = window(height=1150)
     shown.open(f"devices/{device}", BROKEN_QAT)
     state = shown.page.get_by_role("region", name="State")
     expect(state).to_contain_text("Its driver measured a fault.")

@@ -117,6 +117,7 @@ export interface DeviceSet {
   address: string;
   device_id: string; // of its source
   resource_class: string;
+  attributes_list: string; // a list of objects with one key each, as JSON
   device_set: {
     kind: string;
     size: number;

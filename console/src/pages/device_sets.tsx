@@ -7,6 +7,7 @@ import { usePoll } from "../lib/poll";
 import { href } from "../lib/router";
 import type { DeviceSet, Link, SetMember } from "../lib/types";
 import { Badge, Card, ErrorBox, Id, Text } from "../ui/parts";
+import { describeSetLinks } from "./nvlinks";
 
 const MAX_SETS = 200;
 // What a cell has, so that the colors are not needed.
@@ -47,6 +48,8 @@ function Matrix({ rows }: { rows: DeviceSet[] }) {
   // The largest set first: its order is that of the fabric.
   const ordered = rows.toSorted((a, b) => b.device_set.size - a.device_set.size);
   const members = new Map(ordered.flatMap((row) => row.device_set.members.map((each) => [each.handle, each])));
+  // Most kinds of sets have none.
+  const hasLinks = ordered.some((row) => describeSetLinks(row) !== null);
   const caption = `Device sets of ${ordered[0]?.address.split(":")[0] ?? ""}`;
   return (
     <div class="table-box" role="group" aria-label={caption} tabIndex={0}>
@@ -60,6 +63,7 @@ function Matrix({ rows }: { rows: DeviceSet[] }) {
                 <MemberName member={member} />
               </th>
             ))}
+            {hasLinks ? <th scope="col">NVLinks</th> : null}
             <th scope="col">Offer</th>
             <th scope="col">Instance</th>
             <th scope="col">Project</th>
@@ -68,7 +72,7 @@ function Matrix({ rows }: { rows: DeviceSet[] }) {
         </thead>
         <tbody>
           {ordered.map((row) => (
-            <SetRow key={row.uuid} row={row} handles={[...members.keys()]} />
+            <SetRow key={row.uuid} row={row} handles={[...members.keys()]} hasLinks={hasLinks} />
           ))}
         </tbody>
       </table>
@@ -86,7 +90,7 @@ function MemberName({ member }: { member: SetMember }) {
   );
 }
 
-function SetRow({ row, handles }: { row: DeviceSet; handles: string[] }) {
+function SetRow({ row, handles, hasLinks }: { row: DeviceSet; handles: string[]; hasLinks: boolean }) {
   const { offer, offer_reason, members, instance_uuid, project_id } = row.device_set;
   const own = new Set(members.map((member) => member.handle));
   return (
@@ -101,6 +105,11 @@ function SetRow({ row, handles }: { row: DeviceSet; handles: string[] }) {
           <td key={handle} class="member" />
         ),
       )}
+      {hasLinks ? (
+        <td class="links">
+          <Text value={describeSetLinks(row)} />
+        </td>
+      ) : null}
       <td>
         <Badge state={offer} />
       </td>

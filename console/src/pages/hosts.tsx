@@ -14,6 +14,7 @@ import { Story } from "../ui/story";
 import { Collection, Table, type Column } from "../ui/table";
 import { DeviceSets } from "./device_sets";
 import { MAX_ACCELERATORS, OWNER_COLUMNS, type AcceleratorList } from "./devices";
+import { NvLinks } from "./nvlinks";
 
 const AGENT = "cyborg-agent";
 const MAX_DEVICES = 200; // in the picture of one host
@@ -146,6 +147,7 @@ export function HostPage({ host }: { host: string }) {
           ) : null}
         </Card>
         {can("deployable:get_all") ? <DeviceSets query={{ host }} /> : null}
+        <NvLinks devices={found} />
         {service ? (
           <Card title="Agent" aside={<Badge state={service.state} />}>
             <Facts

@@ -2,6 +2,7 @@
 """Device sets in the web console: those of a host with an HGX baseboard, and those of a device."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.requires("chromi
 
 INSTANCE = "6f1c9c0e-5d5b-4c53-9d2f-1f4f6d3a7b10"
 NOTHING = "\N{EN DASH}"
-LETTERS = {"offered": "O", "allocated": "A", "withheld": "\N{MULTIPLICATION SIGN}"}
+TIMES = "\N{MULTIPLICATION SIGN}"
+LETTERS = {"offered": "O", "allocated": "A", "withheld": TIMES}
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +28,25 @@ def host(service: ConsoleService) -> SetHost:
     node = Node(service.cloud.stack.placement)
     wanted = {"4": 1, "2": 1, "1": 2}
     host = SetHost(service.cloud.engine, node, kind=SetKind.PCIE, wanted=wanted)
+    _link(host)
     pair = next(name for name, size in host.offered().items() if size == 2)
     host.bind(pair, instance=INSTANCE, project_id="project-1")
     host.publish()
     return host
+
+
+def _link(host: SetHost) -> None:
+    """Report NVLinks of GPU 01 to 02 and to a GPU that the host does not have, and of the sets."""
+    facts = {"nvlink_peers": "0000:02:00.0,0000:99:00.0", "nvlink_links": "4,2"}
+    facts["nvlink_mbps"] = "26562"
+    host.gpus["01"] = replace(host.gpus["01"], topology=facts)
+    # The driver of the other end is not loaded.
+    host.gpus["05"] = replace(host.gpus["05"], topology={"nvlink_peers": "0000:06:00.0"})
+    links = {"nvlinks": "16", "max_nvlinks": "18", "nvlink_mbps": "25000"}
+    whole, *others = host.source.deployables
+    whole = replace(whole, attributes=links)
+    host.source = replace(host.source, deployables=(whole, *others))
+    host.report()
 
 
 def test_host_page_has_a_row_for_each_set_and_a_cell_for_each_member(
@@ -41,7 +58,7 @@ def test_host_page_has_a_row_for_each_set_and_a_cell_for_each_member(
     card = page.get_by_role("region", name="Device sets", exact=True)
     gpus = [gpu_address(unit) for unit in sorted(host.gpus)]
     columns = ["Set", *(gpu.removeprefix("0000:") for gpu in gpus)]
-    columns += ["Offer", "Instance", "Project", "Reason"]
+    columns += ["NVLinks", "Offer", "Instance", "Project", "Reason"]
     expect(card.get_by_role("columnheader")).to_have_text(columns)
     for name, offer in host.offers().items():
         row = card.get_by_role("row").filter(
@@ -51,7 +68,8 @@ def test_host_page_has_a_row_for_each_set_and_a_cell_for_each_member(
             LETTERS[offer] if unit in host.family[name] else "" for unit in sorted(host.gpus)
         ]
         owner = ["6f1c9c0e-5d5…", "project-1"] if offer == "allocated" else [NOTHING] * 2
-        texts = [*letters, offer, *owner]
+        links = f"16 of 18 {TIMES} 25 GB/s" if name == "0" else NOTHING
+        texts = [*letters, links, offer, *owner]
         cells = row.get_by_role("cell")
         for number, text in enumerate(texts):
             expect(cells.nth(number)).to_have_text(text)
@@ -62,6 +80,23 @@ def test_host_page_has_a_row_for_each_set_and_a_cell_for_each_member(
     # Below the header, which stays at the top.
     card.evaluate("card => scrollTo(0, card.getBoundingClientRect().top + scrollY - 60)")
     shown.shoot("device-sets")
+
+
+def test_host_page_has_the_nvlinks_of_each_pair_of_gpus(window: OpenWindow, host: SetHost) -> None:
+    shown = window()
+    page = shown.page
+    shown.open(f"hosts/{host.node.name}", host.node.name)
+    card = page.get_by_role("region", name="NVLinks", exact=True)
+    names = ["01:00.0", "02:00.0", "05:00.0", "06:00.0", "99:00.0 absent"]
+    expect(card.get_by_role("columnheader")).to_have_text(["GPU", *names])
+    pairs = {(0, 1): f"4 {TIMES} 26.562 GB/s", (0, 4): f"2 {TIMES} 26.562 GB/s", (2, 3): "linked"}
+    # A link is one of both ends.
+    pairs |= {(column, row): text for (row, column), text in pairs.items()}
+    for number in range(len(names)):
+        texts = [pairs.get((number, column), NOTHING) for column in range(len(names))]
+        texts[number] = ""
+        expect(card.get_by_role("row").nth(number + 1).get_by_role("cell")).to_have_text(texts)
+    shown.check()
 
 
 @pytest.mark.parametrize(

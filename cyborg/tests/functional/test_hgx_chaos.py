@@ -121,6 +121,7 @@ class User:
             self._delete()
 
     def _boot(self, size: int) -> None:
+        # Not wait_until: without a candidate the user gives up, which is no failure.
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             if providers := self._servers.cloud.candidates(size):

@@ -5,7 +5,6 @@
 """
 
 import json
-import os
 import re
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 import cyborg
 from cyborg.conductor.audit import runner
+from cyborg.tests.fixtures.cli.golden import compare
 from cyborg.tests.fixtures.clouds.filled_service import INSTANCE, Client, filled_service
 from cyborg.tests.fixtures.machine.processes import wait_until
 
@@ -87,14 +87,6 @@ def file_name(command: str) -> str:
     return plain.replace(" --kind ", "-").replace(" --", "-")
 
 
-def compare(name: str, text: str) -> None:
-    file = FOLDER / name
-    if os.environ.get("CYBORG_TEST_WRITE_GOLDEN") == "1":
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text)
-    assert text == file.read_text()
-
-
 def test_each_list_command_has_a_golden_file() -> None:
     verbs = {entry.name for entry in metadata.entry_points(group="cyborg.cli")}
     # This service has no devices with layouts (test_layouts.py), no Nova
@@ -116,7 +108,7 @@ def test_list_table_fits_80_columns_with_one_line_per_row(
         listed = json.loads(filled_service.run(f"{command} -f json")[0])
         assert len(out.splitlines()) == len(listed) + 4
     assert not re.search(r"T\d\d:\d\d:\d\d\.\d", out)
-    compare(f"{file_name(command)}.txt", Stable().text(out))
+    compare(FOLDER / f"{file_name(command)}.txt", Stable().text(out))
 
 
 @pytest.mark.parametrize("command", LISTS)
@@ -128,19 +120,19 @@ def test_list_json_is_stable_and_has_full_uuids(filled_service: Client, command:
         assert isinstance(row.get("Address"), str | None)
         assert "miss model info" not in json.dumps(row)
     text = json.dumps(parsed, indent=1) + "\n"
-    compare(f"{file_name(command)}.json", Stable().text(text))
+    compare(FOLDER / f"{file_name(command)}.json", Stable().text(text))
 
 
 @pytest.mark.parametrize("command", ["top", "topology"])
 def test_view_is_stable(filled_service: Client, command: str) -> None:
     text = _AGE.sub("an age", filled_service.run(command)[0])
-    compare(f"{command}.txt", Stable().text(text))
+    compare(FOLDER / f"{command}.txt", Stable().text(text))
 
 
 def test_picture_is_that_of_the_documentation(filled_service: Client, tmp_path: Path) -> None:
     picture = tmp_path / "topology.svg"
     filled_service.run(f"topology --svg {picture}")
-    compare(str(PICTURE), Stable().text(picture.read_text()))
+    compare(PICTURE, Stable().text(picture.read_text()))
 
 
 def custody_command(client: Client) -> str:
@@ -163,14 +155,14 @@ def test_device_custody_table_fits_80_columns(
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     out, _ = filled_service.run(command)
     assert max(map(len, out.splitlines())) <= WIDTH
-    compare("device-custody.txt", Stable().text(out))
+    compare(FOLDER / "device-custody.txt", Stable().text(out))
 
 
 def test_device_custody_json_is_stable(filled_service: Client) -> None:
     command = custody_command(filled_service)
     parsed = json.loads(filled_service.run(f"{command} -f json")[0])
     text = json.dumps(parsed, indent=1) + "\n"
-    compare("device-custody.json", Stable().text(text))
+    compare(FOLDER / "device-custody.json", Stable().text(text))
 
 
 def test_device_custody_verify_computes_hashes_and_signatures(

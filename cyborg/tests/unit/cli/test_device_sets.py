@@ -3,13 +3,16 @@
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import cyborg
 from cyborg.cli import app
 from cyborg.core.inventory.device_set import SetKind
 from cyborg.db import schema
+from cyborg.tests.fixtures.cli.golden import compare
 from cyborg.tests.fixtures.clouds.api import ApiEnv
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
@@ -21,6 +24,9 @@ from cyborg.tests.unit.cli.common.test_rest import serving
 __all__ = ["api", "node", "placement_adapter"]
 
 Run = Callable[..., str]
+
+GOLDEN = Path(__file__).parent / "golden"
+PICTURE = Path(cyborg.__file__).parents[1] / "doc" / "source" / "admin" / "topology-sets.svg"
 
 
 @pytest.fixture
@@ -139,3 +145,12 @@ def test_topology_shows_sets_that_are_not_withheld(host: SetHost, run: Run) -> N
         assert sum(f"hgx:{name} {offer}" in line for line in lines) == len(host.family[name]) + 1
     (owned,) = (line for line in lines if "of project p1: " in line and "hgx" in line)
     assert "instance 6f1c9c0e-5d5b-4c53-9d2f-1f4f6d3a7b10" in owned
+
+
+def test_topology_of_a_host_with_sets_is_stable(host: SetHost, run: Run, tmp_path: Path) -> None:
+    # The name of the host is a random one.
+    words = ("topology", "--host", host.node.name)
+    compare(GOLDEN / "topology-sets.txt", run(*words).replace(host.node.name, "compute-1"))
+    picture = tmp_path / "topology.svg"
+    run(*words, "--svg", str(picture))
+    compare(PICTURE, picture.read_text().replace(host.node.name, "compute-1"))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cyborg.tests.fixtures.machine import guest, prerequisites
+from cyborg.tests.lab.programs.drive import SIZE
 
 FOLDER = Path(__file__).parent
 # Two functions of one slot without ACS share an IOMMU group.
@@ -28,7 +29,9 @@ DEVICES = (
 
 
 @pytest.fixture(scope="session")
-def drive_programs(request: pytest.FixtureRequest) -> Mapping[str, str]:
+def drive_programs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, str]:
     """Return the output of the programs for the NVMe drive by name.
 
     The modules of the selected tests name them as ``DRIVE_PROGRAM``.
@@ -36,7 +39,9 @@ def drive_programs(request: pytest.FixtureRequest) -> Mapping[str, str]:
     # One guest for all: a boot, and the imports of a program, cost more than what most of them do.
     modules = [getattr(item, "module", None) for item in request.session.items]
     names = {getattr(module, "DRIVE_PROGRAM", None) for module in modules} - {None}
-    return guest.run_programs(sorted(map(str, names)), DEVICES)
+    disk = tmp_path_factory.mktemp("drive") / "disk.raw"
+    disk.write_bytes(bytes(SIZE))
+    return guest.run_programs(sorted(map(str, names)), [*DEVICES, *guest.add_namespace(1, disk)])
 
 
 @pytest.fixture(scope="module")

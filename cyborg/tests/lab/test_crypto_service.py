@@ -10,7 +10,7 @@ from cyborg.tests.fixtures.machine import guest
 from cyborg.tests.fixtures.machine.processes import BIN
 from cyborg.tests.lab.cloud import HOST, Lab, running_lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.services, pytest.mark.long]
+pytestmark = [pytest.mark.lab, pytest.mark.services, pytest.mark.matrix]
 
 CRYPTO = "CUSTOM_CRYPTO"
 ENGINE = "0000:01:00.0"

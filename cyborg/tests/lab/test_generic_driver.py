@@ -8,7 +8,7 @@ import pytest
 
 from cyborg.tests.fixtures.machine import guest
 
-pytestmark = [pytest.mark.lab, pytest.mark.long]
+pytestmark = [pytest.mark.lab, pytest.mark.matrix]
 
 # Functions that share an IOMMU group.
 FIRST, SECOND = "0000:00:1a.0", "0000:00:1a.1"

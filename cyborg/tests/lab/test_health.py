@@ -8,7 +8,7 @@ import pytest
 
 from cyborg.tests.fixtures.machine import guest
 
-pytestmark = [pytest.mark.lab, pytest.mark.long]
+pytestmark = [pytest.mark.lab, pytest.mark.matrix]
 
 DRIVE_PROGRAM = "health"
 

@@ -17,7 +17,7 @@ import pytest
 from cyborg.tests.fixtures.machine import guest
 from cyborg.tests.lab.cloud import DRIVE, NVME, Lab, running_lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.services, pytest.mark.long]
+pytestmark = [pytest.mark.lab, pytest.mark.services, pytest.mark.matrix]
 
 EDU, NIC = "CUSTOM_EDU", "CUSTOM_NIC"
 CARD = "0000:03:00.0"  # in the port rp2

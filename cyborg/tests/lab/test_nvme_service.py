@@ -13,7 +13,7 @@ from cyborg.tests.fixtures.machine import guest
 from cyborg.tests.fixtures.machine.processes import BIN
 from cyborg.tests.lab.cloud import DRIVE, HOST, NVME, Lab, running_lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.services]
+pytestmark = [pytest.mark.lab, pytest.mark.services, pytest.mark.matrix]
 
 SIZE = 16 << 20
 SECRET = b"secret of a tenant! "
@@ -107,7 +107,6 @@ def serial_numbers(lab: Lab) -> list[str | None]:
     return [device["serial"] for device in devices]
 
 
-@pytest.mark.matrix
 def test_hot_plugged_drive_is_offered_until_it_is_unplugged(lab: Lab) -> None:
     (first,) = lab.offered(NVME)
     lab.plug("rp1", "nvme", serial="lab1", drive="spare")
@@ -119,7 +118,6 @@ def test_hot_plugged_drive_is_offered_until_it_is_unplugged(lab: Lab) -> None:
     assert serial_numbers(lab) == []
 
 
-@pytest.mark.matrix
 def test_drive_in_use_by_the_host_stays_dirty_until_it_is_erased(
     lab: Lab, images: Mapping[int, Path]
 ) -> None:
@@ -139,7 +137,6 @@ def test_drive_in_use_by_the_host_stays_dirty_until_it_is_erased(
     await_offer(lab, provider)
 
 
-@pytest.mark.matrix
 def test_drive_of_the_host_itself_is_erased_when_the_host_is_done_with_it(
     lab: Lab, images: Mapping[int, Path]
 ) -> None:
@@ -182,7 +179,6 @@ def errors_of_jobs(lab: Lab) -> str:
     return " ".join(str(row["error"]) for row in jobs)
 
 
-@pytest.mark.matrix
 def test_data_of_a_virtual_function_is_gone_and_its_neighbour_keeps_its_own(
     lab: Lab, images: Mapping[int, Path]
 ) -> None:

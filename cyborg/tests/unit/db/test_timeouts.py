@@ -2,7 +2,6 @@
 """Tests of the time limits of servers and drivers, and of the operator's overrides."""
 
 import threading
-import time
 
 import pytest
 import sqlalchemy as sa
@@ -19,6 +18,7 @@ from cyborg.tests.fixtures.databases.hanging_database import (
     HangingDatabase,
     limited_engine,
 )
+from cyborg.tests.fixtures.machine.processes import ends_within
 
 pytestmark = pytest.mark.services
 
@@ -27,15 +27,14 @@ def test_server_cancels_a_statement_at_its_limit(hanging: HangingDatabase) -> No
     url, _ = hanging
     engine = limited_engine(url)
     sleep = "pg_sleep(30)" if engine.dialect.name == "postgresql" else "sleep(30)"
-    started_at = time.monotonic()
     # MariaDB's sleep() returns 1 when it is cancelled; any other statement fails.
-    try:
-        UnitOfWork(engine).run(lambda tx: tx.exec_driver_sql(f"SELECT {sleep}").all())
-    except Unavailable as exc:
-        assert "timed out" in exc.message
-    else:
-        assert engine.dialect.name == "mysql"
-    assert time.monotonic() - started_at < SECONDS + SLACK
+    with ends_within(SECONDS + SLACK):
+        try:
+            UnitOfWork(engine).run(lambda tx: tx.exec_driver_sql(f"SELECT {sleep}").all())
+        except Unavailable as exc:
+            assert "timed out" in exc.message
+        else:
+            assert engine.dialect.name == "mysql"
     engine.dispose()
 
 
@@ -87,9 +86,8 @@ def test_server_releases_the_locks_of_a_lost_client(
     with pytest.raises(Unavailable):
         UnitOfWork(engine).run(work)
     proxy.end()
-    started_at = time.monotonic()
-    UnitOfWork(engine).run(lambda tx: tx.execute(update.values(description="kept")))
-    assert time.monotonic() - started_at < 2.0 + 3 * SECONDS + SLACK
+    with ends_within(2.0 + 3 * SECONDS + SLACK):
+        UnitOfWork(engine).run(lambda tx: tx.execute(update.values(description="kept")))
     engine.dispose()
 
 

@@ -14,6 +14,7 @@ from cyborg.core.errors import CyborgError, Invalid, NoHandle, TimedOut, Unavail
 from cyborg.rpc.client import Client, make_agent_client
 from cyborg.rpc.contract import CONDUCTOR, Contract, Method
 from cyborg.tests.fixtures.bus.broker import MEMORY, Bus, open_bus
+from cyborg.tests.fixtures.machine.processes import busy_factor, ends_within
 
 REPORT_LIMIT = 65536
 
@@ -199,14 +200,15 @@ def test_call_without_an_answer_times_out(bus: Bus, recorder: Recorder) -> None:
     recorder.proceed = threading.Event()
     bus.conf.set_override("timeout", 0.2, group="rpc")
     client = bus.conductor()
-    started = time.monotonic()
     try:
-        with pytest.raises(TimedOut, match=r"conductor\.arq_create did not answer in 0\.2 s"):
+        with (
+            ends_within(9),  # less than the default timeout
+            pytest.raises(TimedOut, match=r"conductor\.arq_create did not answer in 0\.2 s"),
+        ):
             client.arq_create("p", None)
     finally:
         recorder.proceed.set()
         bus.conf.set_override("timeout", 10.0, group="rpc")
-    assert time.monotonic() - started < 9  # less than the default timeout
 
 
 class Host:
@@ -256,7 +258,7 @@ def test_call_takes_milliseconds(bus: Bus, recorder: Recorder) -> None:
         client.device_set_status("u", "enabled")
         times.append(time.perf_counter() - started)
     # The fastest: on a busy machine most calls wait for a core.
-    assert min(times) < 0.025, "a transport polls: fake:// takes 50 ms a call"
+    assert min(times) < 0.025 * busy_factor(), "a transport polls: fake:// takes 50 ms a call"
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 """The stop of the stand-alone service has a timeout."""
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -20,9 +19,8 @@ def test_stop_with_hanging_component_returns_after_timeout(
     service = StandaloneStack(make_conf(), tmp_path)
     service._undo.callback(finished.set)
     service._undo.callback(gate.wait, 60)
-    started = time.monotonic()
     service.stop()
-    assert time.monotonic() - started < 5
+    assert not finished.is_set(), "the component is not waited for"
     assert "Timed out stopping the stand-alone service after 0.2 s" in caplog.text
     gate.set()
     assert finished.wait(120), "the rest is stopped then"

@@ -2,14 +2,12 @@
 import threading
 import time
 
+from cyborg.tests.fixtures.machine.processes import wait_until
 from cyborg.threads.locks import FifoLock
 
 
 def wait_for_waiters(lock: FifoLock, count: int) -> None:
-    end = time.monotonic() + 5
-    while len(lock._waiting) < count:
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    wait_until(f"{count} threads wait", lambda: len(lock._waiting) >= count)
 
 
 def test_lock_is_given_in_the_order_of_waiting() -> None:

@@ -19,6 +19,7 @@ from cyborg.agent.images.store import GlanceImageStore
 from cyborg.core.errors import DriverFailed, Misconfigured, Unavailable
 from cyborg.testing.fake_glance import FakeGlance
 from cyborg.tests.fixtures.hosts.image_store import make_store
+from cyborg.tests.fixtures.machine.processes import wait_until
 
 DATA = bytes(range(256)) * 100
 UUID = "4d5b0d6a-8f8c-4f67-9f4e-3f2d1c0b9a87"
@@ -150,8 +151,8 @@ def test_concurrent_users_of_an_image_share_one_download(
     glance.gate = threading.Event()
     with ThreadPoolExecutor(6) as pool:
         results = [pool.submit(fetch, store, uuid) for _ in range(6)]
-        while len(glance.requested_paths) < 7:  # six times the metadata, and the data
-            threading.Event().wait(0.01)
+        # Six times the metadata, and the data.
+        wait_until("all requests are made", lambda: len(glance.requested_paths) >= 7)
         glance.gate.set()
         assert [result.result() for result in results] == [DATA] * 6
     assert glance.downloads == [uuid]

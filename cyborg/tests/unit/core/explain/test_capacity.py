@@ -259,9 +259,9 @@ def test_other_layout_replaces_handles_that_are_too_few() -> None:
 def test_hard_packing_ends_and_says_that_it_is_not_exact() -> None:
     demands = [GroupDemand(n, {"VGPU": size}) for n, size in enumerate((3, 5, 7, 11, 13, 17))]
     states = [provider(n, 30 + 7 * n) for n in range(30)]
-    start = time.monotonic()
+    start = time.process_time()  # other work on this machine does not count
     (found,) = compute_capacity(demands, states, effort=2000)
-    assert time.monotonic() - start < 20
+    assert time.process_time() - start < 20
     assert found.servers > 0
     assert found.servers * 56 <= sum(30 + 7 * n for n in range(30))
 
@@ -270,9 +270,9 @@ def test_hard_packing_ends_and_says_that_it_is_not_exact() -> None:
 def test_equal_hosts_are_computed_once() -> None:
     demands = [GroupDemand(0, {"VGPU": 2}), GroupDemand(1, {"VGPU": 3})]
     states = [provider(n, 16, host=f"h{n // 8:04}") for n in range(8000)]
-    start = time.monotonic()
+    start = time.process_time()
     found = compute_capacity(demands, states)
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
     assert {(each.servers, each.exact) for each in found} == {(25, True)}
 
 

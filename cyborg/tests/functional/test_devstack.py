@@ -34,6 +34,8 @@ OWN = re.compile(r"\w*cyborg\w*")
 pytestmark = [
     pytest.mark.services,
     pytest.mark.matrix,
+    # A start of the plugin has taken 300 s on a machine with nine processes for each processor.
+    pytest.mark.timeout(900),
     pytest.mark.requires("uwsgi"),
     pytest.mark.filterwarnings("ignore::openstack.warnings.RemovedInSDK50Warning"),
 ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.tests.fixtures.machine import guest, prerequisites
+from cyborg.tests.fixtures.machine import guest, prerequisites, tiers
 from cyborg.tests.lab.programs.drive import SIZE
 
 FOLDER = Path(__file__).parent
@@ -54,10 +54,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     """Give each test the time that the boot of an emulated host takes on a slow machine."""
-    limit = EXTENDED_LIMIT if config.getoption("--tier") == "extended" else LIMIT
-    for item in items:
-        if item.path.parent == FOLDER and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(limit))
+    tiers.limit_time(config, items, FOLDER, LIMIT, EXTENDED_LIMIT)
 
 
 # A hook, not a fixture: a fixture of a test module with the same name would replace it.

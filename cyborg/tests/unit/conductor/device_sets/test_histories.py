@@ -280,6 +280,7 @@ class Offers(RuleBasedStateMachine):
 
 
 @pytest.mark.matrix
+@pytest.mark.timeout(300)  # it has taken 80 s on a machine with ten processes a processor
 def test_offers_follow_any_history(sqlite_engine: sa.Engine, placement_adapter: Any) -> None:
     group = Group(sqlite_engine, placement_adapter)
     found = {table: rows.read(sqlite_engine, table) for table in schema.TABLES}

@@ -16,6 +16,7 @@ from cyborg.agent.backends.catalogue import DriverCatalogue
 from cyborg.agent.backends.device_sets import MemberDevices
 from cyborg.agent.backends.factory import DriverFactory, open_replay
 from cyborg.agent.backends.inventory import BackendRegistry
+from cyborg.agent.backends.partition_check import PartitionCheck, make_check
 from cyborg.agent.backends.uevents import UeventWatcher
 from cyborg.agent.desired.reconciler import BackendFile, BackendReconciler
 from cyborg.agent.endpoint import AgentEndpoint
@@ -83,6 +84,7 @@ class AgentService:
         """Functions that close what the threads use, in their order: the last ones may hang."""
         self._jobs: JobQueue | None = None
         self._function_users: function_users.FunctionUsers | None = None
+        self._partition_check: PartitionCheck | None = None
         self._uevent_watcher: UeventWatcher | None = None
         self._wake: Callable[[], None] = lambda: None  # a heartbeat
         self.replayed: ReplayedHost | None = None
@@ -181,8 +183,7 @@ class AgentService:
         if guests is not None:
             self._closers.append(guests.hypervisor.close)
             guests.reasserter.start()
-        if self._function_users is not None:
-            self._function_users.start()
+        self._start_checks(reporter.epoch)
         # Last: a call that arrives must find all backends and jobs.
         self._start_server(server)
         LOG.info(
@@ -271,8 +272,10 @@ class AgentService:
         self._on_snapshot()
 
     def _on_snapshot(self) -> None:
-        """Notify the sources of device sets and the reporter of a new snapshot of a backend."""
+        """Notify the sources, the check of partitions and the reporter of a new snapshot."""
         self._members.refresh()
+        if self._partition_check is not None:
+            self._partition_check.wake()
         self._wake()
 
     def _make_factory(
@@ -328,6 +331,16 @@ class AgentService:
             backend.start()
         # A source of device sets without members on this host would wait for a change of them.
         self._members.refresh()
+
+    def _start_checks(self, epoch: str) -> None:
+        """Start the threads that ask a conductor about functions of guests and partitions."""
+        if self._function_users is not None:
+            self._function_users.start()
+        check = make_check(self._conf.host, epoch, self._conductor, self._registry)
+        if check is not None:
+            self._partition_check = check
+            self._threads.insert(0, check)
+            check.start()
 
     def _rediscover_all(self) -> None:
         for backend in self._registry:

@@ -63,6 +63,7 @@ def make_handlers(conductor: Conductor) -> Mapping[str, Callable[..., Any]]:
         "get_guest_devices": conductor.attachment_runner.guests.list_of_host,
         "report_guest_devices": conductor.guest_deliveries.record,
         "find_function_owners": conductor.function_owners.find,
+        "report_active_partitions": conductor.active_partitions.check,
         "get_desired_backends": conductor.rollouts.get_desired_state,
         "report_backend_outcomes": conductor.rollouts.record_outcomes,
         "job_done": conductor.jobs.complete,

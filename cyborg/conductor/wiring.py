@@ -34,6 +34,7 @@ from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.conductor.hosts.services import HostRemoval, Services
 from cyborg.conductor.inventory.devices import Accelerators, Attributes, Devices, Tombstones
 from cyborg.conductor.inventory.function_owners import FunctionOwners
+from cyborg.conductor.jobs.active_partitions import ActivePartitions
 from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.jobs.dispatcher import JobDispatcher
 from cyborg.conductor.jobs.programming import Partitions, Programs
@@ -80,6 +81,7 @@ class Conductor:
     """Objects of a conductor; its creator starts and stops ``tasks``."""
 
     accelerators: Accelerators
+    active_partitions: ActivePartitions
     arqs: Arqs
     attachments: Attachments
     attachment_runner: AttachmentRunner
@@ -296,6 +298,9 @@ def build_conductor(
         tasks.append(_outbox_task("notifications", conf, outbox_workers[-1]))
     return Conductor(
         accelerators=Accelerators(uow),
+        active_partitions=ActivePartitions(
+            uow, publisher_task.wake, jobs_task.wake, options.release_timeout
+        ),
         arqs=arqs,
         attachments=Attachments(
             conf, uow, instances and _shorten(instances, conf), placement, attachment_task.wake

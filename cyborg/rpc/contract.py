@@ -429,6 +429,17 @@ class ConductorAPI(Protocol):
         device of it, or None. Raise Invalid.
         """
 
+    def report_active_partitions(
+        self, host: str, epoch: str, partitions: Sequence[str]
+    ) -> dict[str, Any]:
+        """Report the partitions of a fabric that the agent has activated and that are active.
+
+        Each one is the address of its deployable. The answer is ``{"uses": [use]}`` in the same
+        order. A use is "used" if an ARQ has the partition or its devices are cleaned; "unused" if
+        nothing has it: the conductor then has it deactivated; "overlapped" if it is not used, but
+        one of its devices is; None if the partition is unknown. Raise Invalid, Stale.
+        """
+
     def get_desired_backends(self, host: str, epoch: str) -> dict[str, Any]:
         """Return the desired state of a host (``core.drivers.desired_state.DesiredHostState``).
 

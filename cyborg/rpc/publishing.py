@@ -32,7 +32,7 @@ IDEMPOTENT_METHODS = frozenset(
     {
         *("hello", "report", "service_hello", "discovery_done", "job_done"),
         *("get_desired_backends", "get_guest_devices", "find_function_owners", "limits_get"),
-        *("report_backend_outcomes", "device_context_candidates"),
+        *("report_backend_outcomes", "device_context_candidates", "report_active_partitions"),
     }
 )
 

@@ -5,7 +5,6 @@ No repair changes an allocation or a server. A repair takes a constant number of
 findings of a host; only providers are deleted one by one.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,10 +16,10 @@ import sqlalchemy as sa
 from cyborg.clients.placement import Placement
 from cyborg.conductor.binding import release
 from cyborg.conductor.jobs import reboot
+from cyborg.conductor.jobs.active_partitions import enqueue_deactivation
 from cyborg.core.audit.sources import SETTLE_TIME, Finding, Repair
 from cyborg.core.errors import CyborgError, InUse, attempt
 from cyborg.core.self_heal import CorrectiveAction
-from cyborg.db.device_sets import write as device_sets
 from cyborg.db.jobs import write as jobs
 from cyborg.db.orphans import write as orphans
 from cyborg.db.providers import write as providers
@@ -91,7 +90,7 @@ class RepairExecutor:
                 self.wake_jobs()
             case Repair.DEACTIVATE:
                 sets = [finding.provider for finding in findings if finding.provider]
-                self.uow.run(lambda tx: _deactivate(tx, sets, now, self.release_timeout))
+                self.uow.run(lambda tx: enqueue_deactivation(tx, sets, now, self.release_timeout))
                 # The members are dirty now, so that the providers of the sets are stale.
                 self.wake_publisher()
                 self.wake_jobs()
@@ -116,17 +115,6 @@ class RepairExecutor:
 def _clean(tx: sa.Connection, ids: Sequence[int], now: datetime, timeout: float) -> None:
     dirty = jobs.unassigned_dirty(tx, len(ids), ids)
     release.enqueue_cleaning(tx, dirty, now=now, timeout=timeout, repeated=True)
-
-
-def _deactivate(tx: sa.Connection, sets: Sequence[str], now: datetime, timeout: float) -> None:
-    """Clean the members of partitions as after a server: this deactivates the partitions.
-
-    Until then nobody can claim the members: a partition must not be deactivated for a server that
-    gets it meanwhile. Raise InUse if a member has an owner now.
-    """
-    members = [device_sets.make_dirty(tx, id_, now) for id_ in device_sets.find_ids(tx, sets)]
-    ids = list(itertools.chain(*members))
-    release.enqueue_cleaning(tx, jobs.unassigned_dirty(tx, len(ids), ids), now=now, timeout=timeout)
 
 
 def _mark_suspected(tx: sa.Connection, ids: Sequence[int], now: datetime) -> None:

@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 
 from cyborg.core.audit.sources import DeployableRecord, Finding, HostSnapshot, Kind, Repair
+from cyborg.core.inventory.activations import HandleUse, PartitionUse, find_use
 from cyborg.core.inventory.device_set import Activation
 
 
@@ -15,13 +16,7 @@ def compare_activation(
     The users of a partition are the handles that were claimed through the set and are not clean
     yet.
     """
-    used_handles = [
-        handle
-        for device in snapshot.database.devices
-        for deployable in device.deployables
-        for handle in deployable.handles
-        if handle.in_use
-    ]
+    used_handles = snapshot.database.used_handles
     users = [handle for handle in used_handles if handle.set_provider == record.provider]
     subject = f"partition {record.address}"
     if activation is Activation.INACTIVE:
@@ -33,8 +28,9 @@ def compare_activation(
         activator = "the agent" if activation is Activation.OWN else "another program"
         text = f"hardware: {activator} activated it; database: no ARQ has it, no job cleans it"
         # No repair of a partition that another program uses, or with a device that a server has.
-        is_free = record.members.isdisjoint(handle.id for handle in used_handles)
-        is_safe = activation is Activation.OWN and is_free
+        uses = [HandleUse(handle.id, handle.set_provider) for handle in used_handles]
+        use = find_use(record.provider, record.members, uses)
+        is_safe = activation is Activation.OWN and use is PartitionUse.UNUSED
         yield snapshot.finding(
             Kind.PARTITION_UNUSED,
             subject,

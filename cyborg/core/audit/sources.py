@@ -319,6 +319,17 @@ class DatabaseSnapshot:
     providers: Mapping[str, ProviderRecord] = field(default_factory=dict)
     arqs: tuple[ArqRecord, ...] = ()
 
+    @property
+    def used_handles(self) -> list[HandleRecord]:
+        """Return the handles that have an owner or are not clean."""
+        return [
+            handle
+            for device in self.devices
+            for deployable in device.deployables
+            for handle in deployable.handles
+            if handle.in_use
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class PlacementSnapshot:

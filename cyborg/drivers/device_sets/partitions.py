@@ -7,7 +7,7 @@ restarted agent may have to deactivate a partition before its first discovery.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from cyborg.drivers.device_sets.grouping import (
     speed_facts,
     speed_traits,
 )
-from cyborg.drivers.gpu.fabric.partitions import find_foreign_obstacles
+from cyborg.drivers.gpu.fabric.partitions import find_foreign_obstacles, find_overlapped_obstacles
 from cyborg.drivers.host_use import domains, processes
 from cyborg.drivers.sysfs import PCI_DEVICES, Sysfs
 
@@ -62,10 +62,17 @@ class PartitionTable:
             raise DriverFailed(state.problem)
         return state
 
-    def group(self, state: FabricState, units: Iterable[Unit]) -> list[Group]:
+    def group(
+        self,
+        state: FabricState,
+        units: Iterable[Unit],
+        *,
+        overlapped: Collection[int] = frozenset(),
+    ) -> list[Group]:
         """Return a group for each partition whose GPUs all have a unit; store the table.
 
-        Raise DriverFailed if two GPUs have the same module id.
+        ``overlapped`` are the ids of active partitions that no request has, and that cannot be
+        deactivated now. Raise DriverFailed if two GPUs have the same module id.
         """
         by_module: dict[int, Unit] = {}
         for address, unit in sorted(only_units(units).items()):
@@ -80,7 +87,11 @@ class PartitionTable:
         # A partition without a group now keeps its stored members: it may have to be deactivated.
         known_members = dict(self._load().members)
         # A set shows one reason: a fault of the fabric before the partition of another program.
-        obstacles = {**find_foreign_obstacles(state), **state.obstacles}
+        obstacles = {
+            **find_overlapped_obstacles(state, overlapped),
+            **find_foreign_obstacles(state),
+            **state.obstacles,
+        }
         for partition in sorted(state.partitions, key=lambda p: p.id):
             if all(module in by_module for module in partition.modules):
                 gpus = tuple(by_module[module] for module in partition.modules)

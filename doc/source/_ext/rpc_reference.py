@@ -35,6 +35,7 @@ CALLERS = dict.fromkeys(
         "get_guest_devices",
         "report_guest_devices",
         "find_function_owners",
+        "report_active_partitions",
         "report_backend_outcomes",
         "job_done",
     ],

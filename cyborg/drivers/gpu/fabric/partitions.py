@@ -13,7 +13,7 @@ deactivated. H100 and later train their links in hardware after each reset ("Ini
 and NVLink" of the guide).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,14 +118,43 @@ def find_foreign_obstacles(state: FabricState) -> dict[int, str]:
     They cannot be activated: the reasons are by the id of the partition. The active partition
     itself is among them.
     """
-    obstacles: dict[int, str] = {}
-    for foreign in state.partitions:
-        if state.activation(foreign) is not Activation.FOREIGN:
-            continue
-        for partition in state.partitions:
-            if not set(partition.modules).isdisjoint(foreign.modules):
-                obstacles[partition.id] = (
-                    f"another program activated partition {foreign.id}: stop the guest that uses "
-                    f"it, and deactivate it (fmpm -d {foreign.id})"
-                )
-    return obstacles
+    foreign = [p for p in state.partitions if state.activation(p) is Activation.FOREIGN]
+    return _find_obstacles(
+        state,
+        foreign,
+        lambda number: (
+            f"another program activated partition {number}: stop the guest that uses it, and "
+            f"deactivate it (fmpm -d {number})"
+        ),
+    )
+
+
+def find_overlapped_obstacles(state: FabricState, overlapped: Collection[int]) -> dict[int, str]:
+    """Return the partitions with a GPU of an active one that cannot be deactivated now.
+
+    ``overlapped`` are the ids of those that this client has activated and that no request has. The
+    reasons are by the id of the partition.
+    """
+    active = [
+        p for p in state.partitions if p.id in overlapped and state.activation(p) is Activation.OWN
+    ]
+    return _find_obstacles(
+        state,
+        active,
+        lambda number: (
+            f"partition {number} is active without a request, and a device of it is in use or "
+            "missing: when the device is free it is deactivated (cyborg audit shows it)"
+        ),
+    )
+
+
+def _find_obstacles(
+    state: FabricState, active: Iterable[Partition], explain: Callable[[int], str]
+) -> dict[int, str]:
+    """Return the partitions with a GPU of one of these, with the last reason, by their id."""
+    return {
+        partition.id: explain(blocking.id)
+        for blocking in active
+        for partition in state.partitions
+        if not set(partition.modules).isdisjoint(blocking.modules)
+    }

@@ -59,7 +59,7 @@ def test_each_contract_method_is_deduplicated_or_idempotent() -> None:
     assert {
         *("hello", "report", "service_hello", "discovery_done", "job_done", "limits_get"),
         *("get_desired_backends", "get_guest_devices", "find_function_owners"),
-        *("report_backend_outcomes", "device_context_candidates"),
+        *("report_backend_outcomes", "device_context_candidates", "report_active_partitions"),
     } == IDEMPOTENT_METHODS
     assert not DEDUPLICATED_METHODS & IDEMPOTENT_METHODS
 

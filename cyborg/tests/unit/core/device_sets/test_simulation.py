@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulation of ``tools/bench sets``, with a small cloud: 60 hosts, two days.
+"""The simulation of ``tools/bench sets``: with its cloud of 200 hosts, or a small one of 60.
 
-The limit is lower than that of the benchmark, which has 200 hosts and ten days: the sets that the
-group keeps offered are a larger part of 60 hosts, and cost sets of eight.
+The offers are compared with the perfect packer on the large cloud, because the sets that the group
+keeps offered are a larger part of 60 hosts, and cost sets of eight there.
 """
 
 from dataclasses import replace
@@ -23,17 +23,29 @@ from cyborg.tests.fixtures.device_sets.simulation import (
     Options,
     Server,
 )
+from cyborg.tests.fixtures.machine.tiers import scale
 
 HOUR = 3600.0
 WANTED = {8: 1, 4: 1, 2: 2, 1: 2}
 SMALL = Options(
     hosts=60, load=0.95, duration=24 * HOUR, life=2 * HOUR, warm_up=8 * HOUR, seed=1, wanted=WANTED
 )
+# As in the benchmark. With 20 seeds, each of one day, the lowest shares of the servers of perfect
+# are 99.7 % for one GPU, 99.9 % for two, 99.1 % for four and 97.1 % for eight.
+HOSTS = 200
+DAYS = scale(5)
+# What the offers promise: the share of the servers of each size that the perfect packer accepts.
+PROMISED = 0.95
 
 
 @cache
-def simulate(policy: str, options: Options = SMALL, days: int = 2) -> Figures:
-    """Return the results of some days."""
+def simulate(policy: str, hosts: int = SMALL.hosts, days: int = 2) -> Figures:
+    """Return the results of some days of the small cloud, or of one with more hosts."""
+    return simulate_days(policy, replace(SMALL, hosts=hosts), days)
+
+
+def simulate_days(policy: str, options: Options, days: int) -> Figures:
+    """Return the results of days with consecutive seeds."""
     total = Figures()
     for day in range(days):
         cloud = Cloud(replace(options, seed=options.seed + day))
@@ -44,14 +56,14 @@ def simulate(policy: str, options: Options = SMALL, days: int = 2) -> Figures:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_disjoint_accepts_about_as_many_as_the_perfect_packer(size: int) -> None:
-    own, best = simulate("disjoint"), simulate("perfect")
+    own, best = (simulate(policy, HOSTS, DAYS) for policy in ("disjoint", "perfect"))
     assert own.requested == best.requested
-    assert own.acceptance(size) >= 0.9 * best.acceptance(size)
+    assert own.acceptance(size) >= PROMISED * best.acceptance(size)
 
 
 @pytest.mark.slow
 def test_disjoint_fails_no_boot() -> None:
-    assert simulate("disjoint").failed.total() == 0
+    assert simulate("disjoint", HOSTS, DAYS).failed.total() == 0
 
 
 @pytest.mark.slow
@@ -77,7 +89,7 @@ def test_disjoint_accepts_more_large_servers_than_other_policies(policy: str) ->
 def test_simulation_with_equal_options_has_equal_results(policy: str) -> None:
     options = replace(SMALL, hosts=10, duration=2 * HOUR, warm_up=HOUR)
     first, second, other = (
-        simulate.__wrapped__(policy, replace(options, seed=seed)) for seed in (1, 1, 2)
+        simulate_days(policy, replace(options, seed=seed), days=2) for seed in (1, 1, 2)
     )
     assert first == second
     assert first != other

@@ -25,6 +25,7 @@ from cyborg.drivers.device_sets.grouping import (
     speed_facts,
     speed_traits,
 )
+from cyborg.drivers.gpu.fabric.mode import FUNCTIONS, WHOLE
 from cyborg.drivers.gpu.fabric.partitions import find_foreign_obstacles, find_overlapped_obstacles
 from cyborg.drivers.host_use import domains, processes
 from cyborg.drivers.sysfs import PCI_DEVICES, Sysfs
@@ -96,8 +97,13 @@ class PartitionTable:
             if all(module in by_module for module in partition.modules):
                 gpus = tuple(by_module[module] for module in partition.modules)
                 known_members[str(partition.id)] = tuple(gpu.member for gpu in gpus)
+                needed = (
+                    FUNCTIONS if _virtual_functions(known_members[str(partition.id)]) else WHOLE
+                )
+                # The mode first: nothing else helps before it is correct.
+                obstacle = state.mode_obstacles.get(needed) or obstacles.get(partition.id)
                 mig = find_mig_obstacle(gpus, uses_links=True)
-                groups.append(_group(partition, gpus, obstacles.get(partition.id, mig)))
+                groups.append(_group(partition, gpus, obstacle or mig))
         self.memory.put(self.key, json.dumps(KnownMembers(known_members).to_dict()))
         return groups
 

@@ -22,7 +22,8 @@ from cyborg.core.codec import Serializable
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Memory, load_record
-from cyborg.drivers.gpu.fabric.codes import NOT_ACTIVE, STARTING, USED
+from cyborg.drivers.gpu.fabric.codes import NOT_ACTIVE, STARTING, USED, Code
+from cyborg.drivers.gpu.fabric.mode import FUNCTIONS, WHOLE, find_mode_obstacles, read_mode
 from cyborg.drivers.gpu.fabric.partitions import FabricState, Partition, find_overlapping
 from cyborg.drivers.gpu.fabric.requests import FabricRequests, RequestFailed
 from cyborg.drivers.gpu.fabric.switches import SwitchLog, find_obstacles
@@ -68,14 +69,19 @@ class FabricManager:
         requests: FabricRequests,
         memory: Callable[[], Memory],
         kernel_log: Path | None = None,
+        config: Path | None = None,
     ) -> None:
         """``memory`` returns the memory of the driver, which keeps the last known state.
 
-        Errors of NVSwitches are read from ``kernel_log``; None reads none.
+        Errors of NVSwitches are read from ``kernel_log``, the mode from ``config``, the file of
+        Fabric Manager; None reads none.
         """
         self._requests = requests
         self._memory = memory
         self._switches = None if kernel_log is None else SwitchLog(kernel_log)
+        self._config = config
+        # Modes whose partitions were refused since Fabric Manager was last seen to start.
+        self._refused: set[int] = set()
         self._key = f"fabric:{requests.address}"
         self._lock = threading.Lock()  # one operation at a time, or the record would be outdated
 
@@ -97,7 +103,16 @@ class FabricManager:
         known = self._load() or _Record(())
         faults = () if self._switches is None else self._switches.read()
         obstacles = find_obstacles(known.partitions, faults)
-        return FabricState(known.partitions, problem, obstacles, own=frozenset(known.own))
+        if problem is not None:
+            self._refused.clear()  # it may start in another mode
+        mode = read_mode(self._config)
+        return FabricState(
+            known.partitions,
+            problem,
+            obstacles,
+            own=frozenset(known.own),
+            mode_obstacles=find_mode_obstacles(mode, self._config, tuple(self._refused)),
+        )
 
     def activate(self, number: int, functions: Sequence[str] = ()) -> None:
         """Activate the partition with this id; do nothing if it is active.
@@ -130,6 +145,8 @@ class FabricManager:
             try:
                 self._requests.activate(number, addresses)
             except RequestFailed as exc:
+                if exc.returned == Code.NOT_SUPPORTED:
+                    self._refused.add(FUNCTIONS if addresses else WHOLE)
                 if exc.returned not in USED:
                     # The effect is unknown: if the partition becomes active, it is an own one, with
                     # these functions.
@@ -191,6 +208,7 @@ class FabricManager:
                 self._requests.set_activated(active)
             except RequestFailed:
                 raise exc from None  # it starts, and has no use for the list
+            self._refused.clear()
             LOG.info("Fabric Manager was restarted and got the active partitions %s", active)
             partitions = self._requests.list_partitions()
         self._store(self._record(partitions))

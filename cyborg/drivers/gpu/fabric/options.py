@@ -4,6 +4,7 @@
 from cyborg.core.drivers.registry import Option
 from cyborg.drivers.base import Driver, in_range
 from cyborg.drivers.gpu.fabric.manager import FabricManager
+from cyborg.drivers.gpu.fabric.mode import CONFIG, find_config
 from cyborg.drivers.gpu.fabric.requests import (
     ADDRESS,
     COMMAND,
@@ -44,6 +45,15 @@ OPTIONS = (
         host_only=True,
     ),
     Option(
+        "fabric_config",
+        "str",
+        CONFIG,
+        "Path of the configuration file of Fabric Manager, whose FABRIC_MODE must be that of the "
+        "members: 1 for whole GPUs, 2 for virtual functions. It is not read if fabric_address is "
+        "that of another host or of a service VM.",
+        host_only=True,
+    ),
+    Option(
         "fabric_timeout",
         "float",
         TIMEOUT,
@@ -62,5 +72,8 @@ def open_fabric(driver: Driver) -> FabricManager:
     )
     # The agent sets the memory after the driver was created.
     return FabricManager(
-        requests, lambda: driver.memory, HostAccess.of(driver.sysfs_root).kernel_log
+        requests,
+        lambda: driver.memory,
+        HostAccess.of(driver.sysfs_root).kernel_log,
+        find_config(requests.address, driver.options["fabric_config"]),
     )

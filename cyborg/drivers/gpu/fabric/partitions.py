@@ -51,13 +51,15 @@ class FabricState:
     With a problem ``partitions`` are those of the last answer, if any. ``obstacles`` has the
     partitions that cannot be activated, by their id with the reason. ``own`` are the ids of the
     partitions that this client has activated and not deactivated since; other active ones are those
-    of other programs.
+    of other programs. ``mode_obstacles`` has why partitions cannot be activated in the mode of the
+    fabric, by the mode that they need.
     """
 
     partitions: tuple[Partition, ...] = ()
     problem: str | None = None
     obstacles: Mapping[int, str] = field(default_factory=dict)
     own: frozenset[int] = frozenset()
+    mode_obstacles: Mapping[int, str] = field(default_factory=dict)
 
     def activation(self, partition: Partition) -> Activation:
         """Return whether a partition of the state is active, and who has activated it."""

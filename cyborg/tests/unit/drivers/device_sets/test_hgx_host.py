@@ -126,6 +126,23 @@ def test_restarted_fabric_manager_keeps_the_active_partition(host: Host) -> None
     assert host.double.active == {2: ()}
 
 
+def test_partitions_of_another_mode_are_withheld(host: Host, tmp_path: Path) -> None:
+    config = tmp_path / "fabricmanager.cfg"
+    source = host.source(fabric_config=str(config))
+    before = source.discover()
+    config.write_text("FABRIC_MODE=1\n")
+    assert source.discover() == before
+    config.write_text("FABRIC_MODE=2\n")
+    (device,) = source.discover()
+    found = [part.device_set for part in device.deployables]
+    assert len(found) == 15
+    for device_set in found:
+        assert device_set is not None
+        assert str(device_set.obstacle).startswith(
+            "Fabric Manager has FABRIC_MODE=2, and needs FABRIC_MODE=1 for whole GPUs: set it in "
+        )
+
+
 def test_gpus_below_one_switch_are_pairs(host: Host) -> None:
     source = host.source(kind="pcie", sizes=["2"])
     (device,) = source.discover()

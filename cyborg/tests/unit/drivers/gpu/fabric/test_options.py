@@ -43,7 +43,7 @@ def test_open_fabric_invalid_option_is_misconfigured(
 
 def test_options_that_name_files_are_of_the_host_only() -> None:
     names = {option.name for option in OPTIONS if option.host_only}
-    assert names == {"fabric_address", "fabric_library", "fabric_command"}
+    assert names == {"fabric_address", "fabric_library", "fabric_command", "fabric_config"}
 
 
 @pytest.mark.requires("compiler")

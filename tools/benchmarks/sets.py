@@ -5,9 +5,13 @@ Servers of 1, 2, 4 and 8 GPUs arrive at random and run for exponential times; ea
 same ones. disjoint and all are the offer modes, random schedules GPUs without sets. perfect sees
 all GPUs at once, and has neither delays nor races; migrating also moves all servers at each
 arrival, so that it is an upper bound. The time is simulated; equal options have equal results.
+
+With --reservations, binds of sets in a cloud of real processes are measured instead: how long until
+the sets that overlap a bound one are reserved in Placement. This needs MariaDB and RabbitMQ.
 """
 
 import argparse
+import statistics
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,12 +37,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     wanted = "sizes and numbers of the sets that the group of all hosts offers (%(default)s)"
     add("--wanted", default="8:1,4:1,2:2,1:2", help=wanted)
     add("--policy", nargs="+", choices=POLICIES, default=list(POLICIES), help="(all)")
+    reservations = "measure so many binds of each size with real services instead"
+    add("--reservations", type=int, metavar="NUMBER", help=reservations)
     add("--seed", type=int, default=1, help="of the first day (%(default)s)")
 
 
 def measure(args: argparse.Namespace, folder: Path) -> report.Results:
     """Simulate the days of each load with each policy."""
-    del folder
+    if args.reservations is not None:
+        # A late import: the simulation needs none of the services.
+        from cyborg.tests.fixtures.device_sets.reservations import measure_reservations
+
+        return {"reservations": asdict(measure_reservations(folder, args.reservations))}
     pairs = [pair.partition(":") for pair in args.wanted.split(",") if pair]
     options = Options(
         hosts=args.hosts,
@@ -86,6 +96,8 @@ def _results(args: argparse.Namespace, name: str, figures: Figures) -> report.Re
 
 def summarize(results: report.Results) -> str:
     """Return the rest of the first line."""
+    if "reservations" in results:
+        return "; two hosts, offer = all, one bind at a time."
     options = results["options"]
     wanted = ", ".join(f"{number} of {size}" for size, number in options["wanted"].items())
     return (
@@ -97,6 +109,9 @@ def summarize(results: report.Results) -> str:
 
 def tables(results: report.Results) -> Iterator[report.Table]:
     """Yield the tables of each load: accepted servers, and fragmentation by the hour."""
+    if "reservations" in results:
+        yield _reservations(results["reservations"])
+        return
     cells = results["cells"]
     for load in dict.fromkeys(cell["load"] for cell in cells):
         found = [cell for cell in cells if cell["load"] == load]
@@ -143,3 +158,18 @@ def tables(results: report.Results) -> Iterator[report.Table]:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
+
+
+def _reservations(found: report.Results) -> report.Table:
+    """Return the table of the times of binds, in milliseconds."""
+    rows = []
+    for size, seconds in found["reserved"].items():
+        ordered, bound = sorted(seconds), sorted(found["bound"][size])
+        times = [statistics.median(bound), statistics.median(ordered), ordered[-1]]
+        rows.append([str(size), str(len(ordered)), *(f"{1000 * value:.0f}" for value in times)])
+    return report.Table(
+        "Milliseconds from the request of a bind until its answer, and until each set with one of "
+        "its GPUs is reserved in Placement",
+        ["GPUs", "Binds", "Answer, median", "Reserved, median", "Reserved, longest"],
+        rows,
+    )

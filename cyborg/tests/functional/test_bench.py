@@ -151,6 +151,18 @@ def test_sets_measures_each_policy_and_load() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.services
+@pytest.mark.requires("compiler")
+def test_sets_measures_reservations_in_placement() -> None:
+    found = run_bench("sets", "--reservations", "1")["reservations"]
+    assert found["bound"].keys() == found["reserved"].keys() == {"1", "2", "4", "8"}
+    for size, (seconds,) in found["reserved"].items():
+        # The last set is reserved after the commit, which is before the answer.
+        assert found["bound"][size][0] > 0
+        assert 0 < seconds < 60
+
+
+@pytest.mark.long
 @pytest.mark.requires("clone")
 def test_compare_measures_both_revisions() -> None:
     # Durations of one round are noise; the counts of statements are equal.

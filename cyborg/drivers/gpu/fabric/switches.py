@@ -9,8 +9,11 @@ error``. A fatal error of a link also appears as Xid 74 or 149 of the GPU, if th
 server has it; the check ``xid`` of ``pci.health`` then makes that GPU unhealthy.
 
 The kernel does not say which GPU is at a link of a switch: the driver numbers the switches as it
-finds them. So an error of a link closes each partition of several GPUs, and those of one GPU, which
-have no NVLink, stay open. NVSwitches of B200 and later have no kernel driver and no SXid.
+finds them. NVML does not know GPUs that are bound to ``vfio-pci``. The SDK's
+``fmGetNvlinkFailedDevices`` has the failures at the start of Fabric Manager, and is always empty on
+H100 and later ("Getting a List of Devices with Failed NVLinks" of the guide). So an error of a link
+closes each partition of several GPUs, and those of one GPU, which have no NVLink, stay open.
+NVSwitches of B200 and later have no kernel driver and no SXid.
 """
 
 import re

@@ -174,6 +174,32 @@ def test_run_interrupted_prints_progress_and_exits_130(tmp_path: Path) -> None:
         process.wait()
     last = output.read_text().splitlines()[-1]
     assert last in ("interrupted after 1 of 3", "interrupted after 2 of 3")
+    assert (tmp_path / "counts").read_text() == f"{last.removeprefix('interrupted after ')}\n"
+
+
+FIRST = ("--limit", "100", "--first", "static")
+STATIC = "import pytest\n@pytest.mark.static\ndef test_reads():"
+# The static test is in the file that is collected last.
+LATE = {"test_a.py": PASSING, "test_b.py": PASSING + STATIC}
+
+
+def test_run_first_tests_that_fail_leave_the_others_out(run: Runner) -> None:
+    ended = run({**LATE, "test_b.py": f"{LATE['test_b.py']} assert 1 == 2\n"}, *FIRST)
+    assert (ended.status, ended.counts) == (1, (0, 1, 0))
+    failure, others, *_ = [
+        line for line in ended.output.splitlines() if line[:4] in ("FAIL", "The ")
+    ]
+    assert failure == "FAILED test_b.py::test_reads - assert 1 == 2"
+    assert others == "The other tests are not run: correct these errors first."
+    assert "no result" not in ended.output
+
+
+def test_run_first_tests_that_pass_are_followed_by_the_others(run: Runner) -> None:
+    begun = "import pathlib\nBEGUN = pathlib.Path(__file__).with_name('begun')\n"
+    other = f"{begun}def test_other(): assert BEGUN.exists()\n"
+    files = {"test_a.py": other, "test_b.py": f"{begun}{STATIC} BEGUN.touch()\n"}
+    ended = run(files, *FIRST)
+    assert (ended.status, ended.counts) == (0, (2, 0, 0)), ended.output
 
 
 @pytest.mark.matrix
@@ -281,6 +307,37 @@ def test_repetition_of_a_wrong_name_ends_after_one_run(tmp_path: Path) -> None:
     assert "run 1 of 2" not in wrong.stdout
     assert right.returncode == 0, right.stdout
     assert "0 failures in 2 runs" in right.stdout
+
+
+@pytest.mark.matrix
+def test_repetition_interrupted_says_how_many_runs_have_ended(tmp_path: Path) -> None:
+    prepare(tmp_path, {"test_a.py": PASSING}, ())
+    (tmp_path / "conftest.py").write_text(
+        PLUGINS + "def pytest_addoption(parser): parser.addoption('--tier')\n"
+    )
+    module = "cyborg.tests.fixtures.runs.repetition"
+    output = tmp_path / "output"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, "--load", "1", "test_a.py"],
+            cwd=tmp_path,
+            env={**os.environ, **ENVIRONMENT},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        wait_until("a run has ended", lambda: b"run 1 of 30: passed" in output.read_bytes())
+        # As a terminal does.
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+        process.wait()
+    text = output.read_text()
+    ended = text.count("of 30: passed")
+    assert text.splitlines()[-1] == f"interrupted after {ended} of 30 runs"
+    assert "Traceback" not in text
 
 
 def test_wait_until_daemon_that_ends_at_once_fails_with_its_log(tmp_path: Path) -> None:

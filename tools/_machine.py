@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``tools/test`` asks of this machine: memory, number of workers, processes that are left.
+"""What ``tools/test`` asks of this machine: room in memory, workers, processes that are left.
 
-usage: python3 tools/_machine.py memory | workers TIER WORKER_MB | processes RUN
+usage: python3 tools/_machine.py room GIB | workers TIER WORKER_MB | processes RUN
 
+``room`` prints nothing: its exit status is 0 if temporary files of that size fit into memory.
 Only the standard library is imported: the environment may not exist yet.
 """
 
 import contextlib
 import os
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +45,23 @@ def _group_limits(top: Path, controllers: str, path: str) -> Iterator[int]:
             yield int((folder / name).read_text())
         if folder == top:
             break
+
+
+def has_room(folder: Path, gib: int, available: int) -> bool:
+    """Return whether a folder in memory has this much room, and twice as much is available, in MiB.
+
+    Programs in the folder must also run, which containers often forbid.
+    """
+    try:
+        if shutil.disk_usage(folder).free < gib << 30 or available < 2 * gib << 10:
+            return False
+        with tempfile.TemporaryDirectory(prefix="cyborg-test.", dir=folder) as name:
+            probe = Path(name, "probe")
+            probe.write_text("#!/bin/sh\n")
+            probe.chmod(0o700)
+            return subprocess.run([probe], stderr=subprocess.DEVNULL, check=False).returncode == 0
+    except OSError:
+        return False
 
 
 def count_workers(tier: str, worker_mb: int, cores: int, available: int) -> int:
@@ -79,8 +100,8 @@ def list_processes(run: str) -> Iterator[str]:
 def main(arguments: list[str]) -> int:
     """Print the answer; return the exit status."""
     match arguments:
-        case ["memory"]:
-            lines = [str(available_memory())]
+        case ["room", gib]:
+            return int(not has_room(Path("/dev/shm"), int(gib), available_memory()))
         case ["workers", tier, worker_mb]:
             cores = len(os.sched_getaffinity(0))
             lines = [str(count_workers(tier, int(worker_mb), cores, available_memory()))]

@@ -36,8 +36,9 @@ find_python() {
 # step TEXT COMMAND...: run a program, show its duration, and its output only if it fails.
 # The program runs in its own process group, so that Ctrl-C ends it with all its child processes.
 step() {
-    local text=$1 log begin=$SECONDS pid
+    local text=$1 log begin=$SECONDS pid traps
     shift
+    traps=$(trap -p INT TERM HUP)
     log=$(mktemp "${TMPDIR:-/tmp}/step.XXXXXX") || return 1
     [ -t 1 ] || printf '%s ... ' "$text"
     "${PYTHON:-python3}" -c 'import os, signal, sys
@@ -55,9 +56,11 @@ os.execvp(sys.argv[1], sys.argv[1:])' "$@" >"$log" 2>&1 </dev/null &
         [ -t 1 ] && printf '\r%s ... ' "$text"
         printf 'done, %d s\n' "$((SECONDS - begin))"
         trap - INT TERM HUP
+        eval "$traps"
         rm -f "$log"
     else
         trap - INT TERM HUP
+        eval "$traps"
         printf 'FAILED after %d s\n' "$((SECONDS - begin))"
         tail -n 40 "$log" >&2
         rm -f "$log"

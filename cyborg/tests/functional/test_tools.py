@@ -2,6 +2,7 @@
 """The environment that ``tools/lib.sh`` keeps, and the scripts around the tests."""
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -134,6 +135,7 @@ class Checkout:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "checkout"
+        self.environment = Path(sys.prefix)
         self.temporary = folder / "temporary"
         self.temporary.mkdir()
         (self.folder / "tools").mkdir(parents=True)
@@ -145,9 +147,47 @@ class Checkout:
         library = (TOOLS / "lib.sh").read_text()
         (self.folder / "tools" / "lib.sh").write_text(f"{library}\ntest_venv() {{ :; }}\n")
 
+    def add_static_tests(self, text: str) -> None:
+        """Replace all tests by one file of static tests."""
+        for name, omitted in (
+            ("cyborg", {"tests"}),
+            ("cyborg/tests", {"conftest.py", "functional", "lab", "unit"}),
+        ):
+            folder = self.folder / name
+            folder.unlink(missing_ok=True)
+            folder.mkdir()
+            for path in (ROOT / name).iterdir():
+                if path.name not in omitted:
+                    (folder / path.name).symlink_to(path)
+        (folder / "unit").mkdir()
+        (folder / "unit" / "__init__.py").touch()
+        (folder / "conftest.py").write_text(f"pytest_plugins = {RUN_PLUGINS}\n")
+        (folder / "unit" / "test_page.py").write_text(
+            f"import pytest, threading\npytestmark = pytest.mark.static\n{text}"
+        )
+
+    def replace_linters(self, **programs: str) -> None:
+        """Let the linters do nothing, or run these shell commands."""
+        (self.folder / "tools" / "_file_rules.py").touch()
+        self.environment = self.folder / "venv"
+        programs_folder = self.environment / "bin"
+        programs_folder.mkdir(parents=True)
+        linters = dict.fromkeys(("ruff", "lint-imports", "mypy", "reno", "shellcheck"), "exit 0")
+        for name, command in {**linters, **programs}.items():
+            (programs_folder / name).write_text(f"#!/bin/sh\n{command}\n")
+            (programs_folder / name).chmod(0o755)
+        for path in (Path(sys.prefix) / "bin").glob("python*"):
+            (programs_folder / path.name).symlink_to(path)
+        for name in ("lib", "pyvenv.cfg"):
+            (self.environment / name).symlink_to(Path(sys.prefix) / name)
+
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start ``tools/test``."""
-        environment = {"CYBORG_VENV": sys.prefix, "TMPDIR": str(self.temporary)}
+        environment = {
+            "CYBORG_VENV": str(self.environment),
+            "TMPDIR": str(self.temporary),
+            "PATH": f"{self.environment / 'bin'}:{os.environ['PATH']}",
+        }
         return subprocess.Popen(
             [self.folder / "tools" / "test", *words],
             cwd=self.folder,
@@ -189,6 +229,50 @@ def test_terminated_run_ends_its_tests_and_removes_its_files(
     assert list(checkout.temporary.iterdir()) == []
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)
+
+
+CONTRADICTION = "def test_contradicts(): assert 1 == 2\n"
+WAITING = "def test_waits(): threading.Event().wait()\n"
+
+
+@pytest.mark.parametrize(
+    ("linter", "interrupt"),
+    sample(
+        [("mypy", "ctrl-c"), ("mypy", "term"), ("shellcheck", "ctrl-c")],
+        ("mypy", "ctrl-c"),
+    ),
+)
+def test_interrupted_linters_show_the_failed_static_tests(
+    checkout: Checkout, tmp_path: Path, linter: str, interrupt: str
+) -> None:
+    """The linter of the case begins; mypy does not end, and after shellcheck the tests do not."""
+    begun = tmp_path / "begun"
+    failed = """grep -qs '^FAILED ' "$TMPDIR"/static.log "$TMPDIR"/cyborg-test.*/static.log"""
+    end = "exec sleep 600" if linter == "mypy" else "exit 0"
+    commands = {"lint-imports": f"until {failed}; do sleep 0.1; done"}
+    checkout.replace_linters(**commands, **{linter: f"touch {shlex.quote(str(begun))}; {end}"})
+    checkout.add_static_tests(CONTRADICTION + WAITING)
+    process = checkout.start("--lint")
+    try:
+        wait_until("the linter has begun", lambda: begun.exists() or process.poll() is not None)
+        if interrupt == "term":
+            process.terminate()
+        else:
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    except BaseException:
+        process.terminate()
+        raise
+    output, _ = process.communicate(timeout=60)
+    lines = output.splitlines()
+    assert process.returncode == 130, output
+    failure = "FAILED cyborg/tests/unit/test_page.py::test_contradicts - assert 1 == 2"
+    contracts = next(line for line in lines if line.startswith("import contracts ... done"))
+    assert lines.index(failure) == lines.index(contracts) + 1, output
+    # All output of the tests, after that of the linters.
+    assert "== tests that only read files" in lines
+    ended = "4" if linter == "mypy" else "[67]"
+    assert re.fullmatch(f"interrupted after {ended} of 7 checks and 1 of 2 tests", lines[-1])
+    assert list(checkout.temporary.iterdir()) == []
 
 
 def test_interrupted_installation_ends_the_script(tmp_path: Path) -> None:

@@ -62,6 +62,16 @@ def test_count_workers_is_limited_by_cores_and_memory(
 
 
 @pytest.mark.slow
+def test_room_needs_the_size_the_memory_and_programs_that_run(tmp_path: Path) -> None:
+    has_room = MACHINE["has_room"]
+    assert has_room(tmp_path, 0, 0)
+    assert not has_room(tmp_path, 1 << 20, sys.maxsize)
+    assert not has_room(tmp_path, 1, 2047)
+    assert not has_room(tmp_path / "absent", 0, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
 def test_processes_are_those_of_the_run_without_the_parents() -> None:
     run = "run of test_machine"
     words = ["-c", "import sys; print('started', flush=True); sys.stdin.read()"]

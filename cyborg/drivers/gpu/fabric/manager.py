@@ -13,6 +13,7 @@ the fabric: after a restart of the agent the list would be an older one.
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,19 +33,25 @@ LOG = get_logger(__name__)
 
 # Each operation makes at most so many requests, each within its timeout.
 _REQUESTS = 4
+# Seconds in which an activation without an answer may still complete. Later, the partition counts
+# as that of another program: otherwise one that such a program activates would be deactivated.
+LATE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Record(Serializable):
     """The last known partitions, and the virtual functions with which they were activated by id.
 
-    ``own`` are the ids of the partitions that were activated here and not deactivated since, also
-    of those that others, or a reboot of the host, have deactivated meanwhile.
+    ``own`` are the ids of the partitions that were activated here and that were active in each list
+    since: what activates one after that may be another program. ``pending`` has the requests to
+    activate an own partition since which no list had it as active: the time in seconds since 1970,
+    by the id. Such a partition stays an own one for LATE_SECONDS.
     """
 
     partitions: tuple[Partition, ...]
     functions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     own: tuple[int, ...] = ()
+    pending: Mapping[str, float] = field(default_factory=dict)
 
     def with_own(self, number: int, is_own: bool) -> "_Record":
         others = {*self.own} - {number}
@@ -52,12 +59,28 @@ class _Record(Serializable):
 
     def with_active(self, number: int, is_active: bool, functions: Sequence[str]) -> "_Record":
         others = {key: names for key, names in self.functions.items() if key != str(number)}
-        return _Record(
+        return replace(
+            self.with_own(number, is_own=is_active),
             partitions=tuple(
                 replace(p, is_active=is_active) if p.id == number else p for p in self.partitions
             ),
             functions={**others, str(number): tuple(functions)} if functions else others,
-            own=self.with_own(number, is_own=is_active).own,
+            pending={key: at for key, at in self.pending.items() if key != str(number)},
+        )
+
+    def with_list(self, partitions: tuple[Partition, ...], now: float) -> "_Record":
+        """Return the record after a list of the partitions at a time."""
+        active = {str(p.id) for p in partitions if p.is_active}
+        in_time = {key: at for key, at in self.pending.items() if 0 <= now - at < LATE_SECONDS}
+        own = {str(number) for number in self.own} & ((active - set(self.pending)) | set(in_time))
+        # Fabric Manager does not show the functions, also not those of a late activation.
+        kept = active | set(in_time)
+        return replace(
+            self,
+            partitions=partitions,
+            functions={key: names for key, names in self.functions.items() if key in kept},
+            own=tuple(number for number in self.own if str(number) in own),
+            pending={key: at for key, at in in_time.items() if key not in active},
         )
 
 
@@ -70,16 +93,19 @@ class FabricManager:
         memory: Callable[[], Memory],
         kernel_log: Path | None = None,
         config: Path | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """``memory`` returns the memory of the driver, which keeps the last known state.
 
         Errors of NVSwitches are read from ``kernel_log``, the mode from ``config``, the file of
-        Fabric Manager; None reads none.
+        Fabric Manager; None reads none. ``clock`` returns the seconds since 1970: the memory may be
+        that of a former process.
         """
         self._requests = requests
         self._memory = memory
         self._switches = None if kernel_log is None else SwitchLog(kernel_log)
         self._config = config
+        self._clock = clock
         # Modes whose partitions were refused since Fabric Manager was last seen to start.
         self._refused: set[int] = set()
         self._key = f"fabric:{requests.address}"
@@ -122,7 +148,7 @@ class FabricManager:
         DriverFailed if the partition does not exist, a GPU of it is in another active partition,
         the partition is active with other functions, or Fabric Manager fails.
 
-        After a timeout the partition may become active later; ``deactivate`` then undoes it.
+        After a timeout the partition may become active later: within LATE_SECONDS it is an own one.
         """
         addresses = _parse(functions)
         with self._locked():
@@ -140,13 +166,18 @@ class FabricManager:
                 return
             # Before the request: if the agent ends in between, the list after a restart of Fabric
             # Manager has the partition. One that is active needlessly is found, a missing one cut.
-            requested = record.with_active(number, is_active=True, functions=addresses)
+            requested = replace(
+                record.with_active(number, is_active=True, functions=addresses),
+                pending={**record.pending, str(number): self._clock()},
+            )
             self._store_durably(requested, previous=record)
             try:
                 self._requests.activate(number, addresses)
             except RequestFailed as exc:
                 if exc.returned == Code.NOT_SUPPORTED:
                     self._refused.add(FUNCTIONS if addresses else WHOLE)
+                    self._store(record)
+                    raise
                 if exc.returned not in USED:
                     # The effect is unknown: if the partition becomes active, it is an own one, with
                     # these functions.
@@ -156,6 +187,8 @@ class FabricManager:
                 self._store(record)
                 self._take_active(number, addresses, exc)
                 return
+            # Need not be durable: the next list does the same, if it comes in time.
+            self._store(replace(requested, pending=record.pending))
         LOG.info("Fabric partition %d activated for GPUs %s", number, _modules(partition))
 
     def deactivate(self, number: int) -> None:
@@ -166,8 +199,9 @@ class FabricManager:
         """
         with self._locked():
             partitions = self._list()
+            record = self._record(partitions)
             is_active = any(p.id == number and p.is_active for p in partitions)
-            is_own = number in self._record(partitions).own
+            is_own = number in record.own
             if is_active and not is_own:
                 # Such as after an activation that failed because the partition was active already.
                 # The guest of the other program would lose its links.
@@ -181,10 +215,14 @@ class FabricManager:
                 # Also if it is listed as inactive: an activation that timed out may still come.
                 self._requests.deactivate(number)
             except RequestFailed as exc:
-                if exc.returned not in NOT_ACTIVE:  # another client was first
+                if exc.returned not in NOT_ACTIVE:
                     raise
+                if str(number) in record.pending:
+                    # The activation may still complete: then the partition must be an own one.
+                    return
+                # Another client was first.
             # Need not be durable: a partition that is active needlessly is found.
-            self._store(self._record(partitions).with_active(number, is_active=False, functions=()))
+            self._store(record.with_active(number, is_active=False, functions=()))
         LOG.info("Fabric partition %d deactivated", number)
 
     def set_activated(self, ids: Sequence[int]) -> None:
@@ -247,13 +285,8 @@ class FabricManager:
             )
 
     def _record(self, partitions: tuple[Partition, ...]) -> _Record:
-        """Return the record of these partitions, with the functions of active and own ones."""
-        record = self._load() or _Record(())
-        kept = {str(p.id) for p in partitions if p.is_active} | {
-            str(number) for number in record.own
-        }
-        functions = {key: names for key, names in sorted(record.functions.items()) if key in kept}
-        return replace(record, partitions=partitions, functions=functions)
+        """Return the record after a list of the partitions."""
+        return (self._load() or _Record(())).with_list(partitions, self._clock())
 
     def _load(self) -> _Record | None:
         return load_record(_Record, self._memory().get(self._key))

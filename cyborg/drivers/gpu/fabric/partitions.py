@@ -50,9 +50,9 @@ class FabricState:
 
     With a problem ``partitions`` are those of the last answer, if any. ``obstacles`` has the
     partitions that cannot be activated, by their id with the reason. ``own`` are the ids of the
-    partitions that this client has activated and not deactivated since; other active ones are those
-    of other programs. ``mode_obstacles`` has why partitions cannot be activated in the mode of the
-    fabric, by the mode that they need.
+    partitions that this client has activated and that were not inactive since; other active ones
+    are those of other programs. ``mode_obstacles`` has why partitions cannot be activated in the
+    mode of the fabric, by the mode that they need.
     """
 
     partitions: tuple[Partition, ...] = ()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cyborg.core.errors import DriverFailed
 from cyborg.drivers.base import VolatileMemory
-from cyborg.drivers.gpu.fabric.manager import FabricManager
+from cyborg.drivers.gpu.fabric.manager import LATE_SECONDS, FabricManager
 from cyborg.drivers.gpu.fabric.requests import FabricRequests
 from cyborg.testing.fabric_manager import FabricManagerDouble, Programs
 from cyborg.tests.fixtures.machine.processes import wait_until
@@ -313,18 +313,54 @@ def test_read_tells_own_partitions_from_those_of_others(
     manager.activate(4)
     assert manager.read().own == {3, 4}
     double.start()  # a reboot of the host: they are to be activated again
-    assert manager.read().own == {3, 4}
+    assert manager.read().own == set()
     manager.deactivate(3)
     manager.activate(4)
+    assert manager.read().own == {4}
     manager.deactivate(4)
     assert manager.read().own == set()
-    double.set("fail", "fmActivateFabricPartition -10 1")
-    with pytest.raises(DriverFailed, match="NVLINK_ERROR"):
-        manager.activate(3)
-    # It may become active later: then it is an own one, and the release deactivates it.
+
+
+def test_partition_that_was_inactive_is_no_longer_own(
+    manager: FabricManager, double: FabricManagerDouble
+) -> None:
+    manager.activate(3)
     assert manager.read().own == {3}
-    manager.deactivate(3)
+    double.set("active")  # a reboot of the host, or fmpm -d
+    manager.read()
+    double.set("active", "3")  # NVIDIA's hook for libvirt, before it starts a guest
     assert manager.read().own == set()
+    with pytest.raises(DriverFailed, match="another program activated it"):
+        manager.deactivate(3)
+    assert set(double.active) == {3}
+
+
+def test_activation_that_completes_late_is_own_for_a_limited_time(
+    sdk: FabricRequests, double: FabricManagerDouble, memory: VolatileMemory
+) -> None:
+    now = [0.0]
+
+    def restart() -> FabricManager:
+        return FabricManager(sdk, lambda: memory, clock=lambda: now[0])
+
+    for seconds, own in ((0.0, {3}), (LATE_SECONDS - 1, {3}), (LATE_SECONDS, set())):
+        now[0] = 0.0
+        double.set("fail", "fmActivateFabricPartition -10 1")
+        with pytest.raises(DriverFailed, match="NVLINK_ERROR"):
+            restart().activate(3)
+        # The release of the failed request comes first, and finds nothing to deactivate.
+        restart().deactivate(3)
+        now[0] = seconds
+        double.set("active", "3")
+        manager = restart()
+        assert manager.read().own == own
+        now[0] = 2 * LATE_SECONDS
+        assert manager.read().own == own, "it was seen active in time"
+        if own:
+            manager.deactivate(3)
+            assert double.active == {}
+        else:
+            double.set("active")
 
 
 def test_activation_that_completes_late_has_its_functions(

@@ -183,7 +183,7 @@ class AgentService:
         if guests is not None:
             self._closers.append(guests.hypervisor.close)
             guests.reasserter.start()
-        self._start_checks(reporter.epoch)
+        self._start_checks(reporter)
         # Last: a call that arrives must find all backends and jobs.
         self._start_server(server)
         LOG.info(
@@ -332,12 +332,13 @@ class AgentService:
         # A source of device sets without members on this host would wait for a change of them.
         self._members.refresh()
 
-    def _start_checks(self, epoch: str) -> None:
+    def _start_checks(self, reporter: heartbeat.Reporter) -> None:
         """Start the threads that ask a conductor about functions of guests and partitions."""
         if self._function_users is not None:
             self._function_users.start()
-        check = make_check(self._conf.host, epoch, self._conductor, self._registry)
+        check = make_check(self._conf.host, reporter.epoch, self._conductor, self._registry)
         if check is not None:
+            reporter.on_requested_report = check.ask_again
             self._partition_check = check
             self._threads.insert(0, check)
             check.start()

@@ -436,8 +436,19 @@ class ConductorAPI(Protocol):
 
         Each one is the address of its deployable. The answer is ``{"uses": [use]}`` in the same
         order. A use is "used" if an ARQ has the partition or its devices are cleaned; "unused" if
-        nothing has it: the conductor then has it deactivated; "overlapped" if it is not used, but
-        one of its devices is; None if the partition is unknown. Raise Invalid, Stale.
+        nothing has it; "overlapped" if it is not used, but one of its devices is; "missing" if it
+        is not used, and the host does not report one of its devices; None if the partition is
+        unknown. Raise Invalid, Stale.
+        """
+
+    def deactivate_partitions(
+        self, host: str, epoch: str, partitions: Sequence[str]
+    ) -> dict[str, Any]:
+        """Have partitions deactivated that were reported as unused and are still active.
+
+        Their addresses are those of ``report_active_partitions``; the agent has read that they are
+        active after its answer. The answer is ``{"deactivated": [address]}`` with those that are
+        still unused: a release job deactivates them. Raise InUse, Invalid, Stale.
         """
 
     def get_desired_backends(self, host: str, epoch: str) -> dict[str, Any]:

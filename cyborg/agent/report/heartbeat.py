@@ -209,6 +209,8 @@ class Reporter(LoopThread):
         self.desired_state: DesiredStateListener | None = None
         self.epoch = str(uuid.uuid4())
         self.live_attach = False
+        # Called after each report that a conductor requested: it may lack what it had before.
+        self.on_requested_report: Callable[[], object] = lambda: None
         self._report_number = 0
         self._reported_digest: str | None = None  # of the last report of this epoch
         self._schedule = self.schedule or HeartbeatSchedule()
@@ -314,6 +316,7 @@ class Reporter(LoopThread):
                 # Another agent registered for this host; a heartbeat makes this epoch current.
                 self._send_hello(inventory)
                 self._report(inventory, inventory.digest)
+            self.on_requested_report()
 
     def _has_changed(self, inventory: Inventory) -> bool:
         """Return whether the inventory differs from the last report of this epoch.

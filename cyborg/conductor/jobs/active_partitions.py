@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answer an agent which of the partitions that it has activated are still in use.
 
-The agent asks when it starts, and while it runs. A partition that nothing uses is deactivated as
-after a server: its devices become dirty, and a release job deactivates it and cleans them. Until
+The agent asks when it starts, and while it runs. The partition may have been released since the
+agent has read it, so the answer alone changes nothing: the agent reads a partition that nothing
+uses again, and requests its deactivation if it is still active. This works as after a server: its
+devices become dirty, and a release job deactivates it and cleans them. Until
 then the sets with one of these devices are reserved, and the agent refuses the job while a guest
 has a device. So a server whose ARQs were lost with the database keeps its NVLink.
 """
@@ -17,7 +19,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.binding import release
 from cyborg.conductor.common.calls import check_epoch
-from cyborg.core.errors import InUse, Invalid
+from cyborg.core.errors import Invalid
 from cyborg.core.inventory.activations import PartitionUse
 from cyborg.core.log import get_logger
 from cyborg.core.text import describe
@@ -46,44 +48,49 @@ class ActivePartitions:
     wake_jobs: Callable[[], None]
     release_timeout: float
 
-    def check(self, host: str, epoch: str, partitions: Any) -> dict[str, Any]:
-        """Return the use of each partition; have the unused ones deactivated.
+    def find_uses(self, host: str, epoch: str, partitions: Any) -> dict[str, Any]:
+        """Return the use of each partition, and change nothing.
 
         See ``rpc.contract``. Raise Invalid, and Stale if the epoch is unknown.
         """
-        host, epoch = check_text("host", host), parse_uuid(epoch, "epoch")
-        addresses = _parse(partitions)
+        host, epoch, addresses = _parse(host, epoch, partitions)
 
         def read(tx: sa.Connection) -> dict[str, uses.SetUse]:
             check_epoch(tx, host, epoch)
             return uses.read(tx, host, addresses)
 
         found = self.uow.run(read)
-        unused = {a for a, item in found.items() if item.use is PartitionUse.UNUSED}
-        overlapped = {a for a in unused if not self._deactivate(host, a, found[a].provider)}
-        answers = {
-            address: PartitionUse.OVERLAPPED if address in overlapped else item.use
-            for address, item in found.items()
-        }
-        return {"uses": [answers.get(address) for address in addresses]}
+        return {"uses": [found[a].use if a in found else None for a in addresses]}
 
-    def _deactivate(self, host: str, address: str, provider: str) -> bool:
-        """Have a partition deactivated; return False if a device of it is in use or missing."""
+    def deactivate(self, host: str, epoch: str, partitions: Any) -> dict[str, Any]:
+        """Have those of the partitions deactivated that are unused now; return these.
+
+        See ``rpc.contract``. Raise Invalid, InUse if a device is claimed meanwhile, and Stale if
+        the epoch is unknown.
+        """
+        host, epoch, addresses = _parse(host, epoch, partitions)
         now = self.uow.clock()
-        try:
-            self.uow.run(lambda tx: enqueue_deactivation(tx, [provider], now, self.release_timeout))
-        except InUse:
-            # Claimed since it was read. Or a device is missing: its handle cannot be made dirty.
-            return False
-        LOG.warning(
-            "Partition is active and no accelerator request has it: it will be deactivated when no "
-            "guest has its devices",
-            host=host,
-            device=address,
-        )
-        self.wake_publisher()
-        self.wake_jobs()
-        return True
+
+        def write(tx: sa.Connection) -> list[str]:
+            check_epoch(tx, host, epoch)
+            found = uses.read(tx, host, addresses)
+            unused = [a for a, item in found.items() if item.use is PartitionUse.UNUSED]
+            providers = [found[address].provider for address in unused]
+            enqueue_deactivation(tx, providers, now, self.release_timeout)
+            return sorted(unused)
+
+        deactivated = self.uow.run_once(write, answer=lambda found: {"deactivated": found})
+        for address in deactivated:
+            LOG.warning(
+                "Partition is active and no accelerator request has it: it will be deactivated "
+                "when no guest has its devices",
+                host=host,
+                device=address,
+            )
+        if deactivated:
+            self.wake_publisher()
+            self.wake_jobs()
+        return {"deactivated": deactivated}
 
 
 def enqueue_deactivation(
@@ -93,19 +100,20 @@ def enqueue_deactivation(
 
     ``providers`` are the uuids of the providers of their sets. Until then nobody can claim the
     members: a partition must not be deactivated for a server that gets it meanwhile. Raise InUse if
-    a member has an owner now.
+    a member has an owner now, or is missing.
     """
     members = [device_sets.make_dirty(tx, id_, now) for id_ in device_sets.find_ids(tx, providers)]
     ids = list(itertools.chain(*members))
     release.enqueue_cleaning(tx, jobs.unassigned_dirty(tx, len(ids), ids), now=now, timeout=timeout)
 
 
-def _parse(partitions: Any) -> list[str]:
-    """Return the addresses of deployables. Raise Invalid."""
+def _parse(host: str, epoch: str, partitions: Any) -> tuple[str, str, list[str]]:
+    """Return a host, an epoch, and the addresses of deployables. Raise Invalid."""
+    host, epoch = check_text("host", host), parse_uuid(epoch, "epoch")
     if not isinstance(partitions, list) or len(partitions) > MAX_PARTITIONS:
         raise Invalid(
             f"partitions: found {describe(partitions)}; expected a list of at most "
             f"{MAX_PARTITIONS} addresses",
             field="partitions",
         )
-    return [check_text("partitions", address) for address in partitions]
+    return host, epoch, [check_text("partitions", address) for address in partitions]

@@ -16,6 +16,7 @@ class PartitionUse(StrEnum):
     USED = "used"  # an ARQ has it, or its devices are cleaned after one
     UNUSED = "unused"  # neither the partition nor one of its devices is in use
     OVERLAPPED = "overlapped"  # it is not used, but one of its devices is
+    MISSING = "missing"  # it is not used, and the host does not report one of its devices
 
 
 class HandleUse(NamedTuple):

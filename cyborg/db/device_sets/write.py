@@ -280,14 +280,29 @@ def find_ids(tx: sa.Connection, providers: Collection[str]) -> Sequence[int]:
 def make_dirty(tx: sa.Connection, set_id: int, now: datetime) -> Sequence[int]:
     """Make all members of a free set dirty, as after a claim through the set.
 
-    Return the row ids of the members. Raise InUse if one has an owner, is dirty or is missing.
+    Return the row ids of the members. Raise InUse if one has an owner, is dirty, is missing, or has
+    a job that changes its device.
     """
     query = sa.select(set_members.c.handle_id).where(set_members.c.deployable_id == set_id)
     ids = tx.scalars(query.order_by(set_members.c.handle_id)).all()
-    free = (handles.c.id.in_(ids), handles.c.arq_id.is_(None), sa.not_(handles.c.needs_cleaning))
+    query = sa.select(deployables.c.set_size).where(deployables.c.id == set_id)
+    size = tx.scalar(query) or 0  # a set that was removed has no members either
+    if len(ids) != size:
+        raise InUse(
+            f"the host does not report {size - len(ids)} of {size} devices of the set: bring them "
+            "back, or deactivate its partition with fmpm -d while no guest has its devices"
+        )
+    changing = sa.select(deployables.c.id).where(
+        deployables.c.id == handles.c.deployable_id, deployables.c.job_id.is_not(None)
+    )
+    free = (
+        handles.c.id.in_(ids),
+        handles.c.arq_id.is_(None),
+        sa.not_(handles.c.needs_cleaning),
+        ~sa.exists(changing),
+    )
     dirty = sa.update(handles).where(*free).values(needs_cleaning=True, set_id=set_id)
-    size = sa.select(deployables.c.set_size).where(deployables.c.id == set_id)
-    if tx.execute(dirty).rowcount != tx.scalar(size):
+    if tx.execute(dirty).rowcount != size:
         raise InUse("a device of the set is in use or being cleaned: audit the host again")
     mark_stale(tx, [set_id], now)
     return ids

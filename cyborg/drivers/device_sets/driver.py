@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from cyborg.core.drivers.registry import Support
 from cyborg.core.errors import DriverFailed
+from cyborg.core.inventory.activations import PartitionUse
 from cyborg.core.inventory.device import Ability, Deployable, Device, Health
 from cyborg.core.inventory.device_set import Activation, DeviceSet, SetKind, SetMember
 from cyborg.core.inventory.device_state import Measurement
@@ -91,7 +92,7 @@ class DeviceSetDriver(Driver):
         self.source = parse(self)
         # Of the kind fabric only; the agent removes it where the host is replayed.
         self.fabric: Fabric | None = open_fabric(self) if self.is_fabric else None
-        self._overlapped: frozenset[str] = frozenset()
+        self._unused: dict[str, PartitionUse | None] = {}
         self._remarks: tuple[str, ...] = ()
         # Devices of the members at the last successful discovery, by address.
         self.grouped = NOTHING_GROUPED
@@ -172,14 +173,14 @@ class DeviceSetDriver(Driver):
         if number is not None:
             self._partitions.deactivate(number, self.sysfs_root, self.read_domains)
 
-    def set_overlapped(self, addresses: Iterable[str]) -> bool:
-        """Replace the active partitions that no request has, but which have a device in use.
+    def set_unused(self, uses: Mapping[str, PartitionUse | None]) -> bool:
+        """Replace the active partitions that no request has and that cannot be deactivated now.
 
-        They cannot be deactivated now, so the next discovery withholds the sets that overlap them.
-        ``addresses`` are those of their deployables. Return whether this is a change.
+        The next discovery withholds the sets that overlap them. ``uses`` has the use by the address
+        of the deployable, None for an unknown one. Return whether this is a change.
         """
-        previous, self._overlapped = self._overlapped, frozenset(addresses)
-        return self._overlapped != previous
+        previous, self._unused = self._unused, dict(uses)
+        return self._unused != previous
 
     def read_activations(self) -> dict[str, Activation]:
         """Return whether each partition is active now, by the address of its deployable.
@@ -250,9 +251,9 @@ class DeviceSetDriver(Driver):
             return _withhold_unread(groups) + grouping.withhold(source.kind, ungrouped, reason)
         candidates = [unit for units_ in units.values() for unit in units_]
         if source.kind is SetKind.FABRIC:
-            names = (a.removeprefix(f"{self.backend}:") for a in self._overlapped)
-            numbers = frozenset(int(name) for name in names if name.isdecimal())
-            groups = self._partitions.group(state, candidates, overlapped=numbers)
+            names = {a.removeprefix(f"{self.backend}:"): use for a, use in self._unused.items()}
+            unused = {int(name): use for name, use in names.items() if name.isdecimal()}
+            groups = self._partitions.group(state, candidates, unused=unused)
             groups = [group for group in groups if len(group.units) in source.sizes]
             # A GPU with several handles is in no set of a fabric or of links, so it gets no
             # obstacle: its handles stay offered alone.

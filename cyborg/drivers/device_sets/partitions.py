@@ -7,13 +7,15 @@ restarted agent may have to deactivate a partition before its first discovery.
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from cyborg.core.codec import Serializable
 from cyborg.core.errors import DriverFailed
+from cyborg.core.inventory.activations import PartitionUse
 from cyborg.core.inventory.device_set import SetKind, SetMember
 from cyborg.drivers.base import Memory, load_record
 from cyborg.drivers.device_sets.fabric import Fabric, FabricState, Partition
@@ -26,7 +28,7 @@ from cyborg.drivers.device_sets.grouping import (
     speed_traits,
 )
 from cyborg.drivers.gpu.fabric.mode import FUNCTIONS, WHOLE
-from cyborg.drivers.gpu.fabric.partitions import find_foreign_obstacles, find_overlapped_obstacles
+from cyborg.drivers.gpu.fabric.partitions import find_foreign_obstacles, find_unused_obstacles
 from cyborg.drivers.host_use import domains, processes
 from cyborg.drivers.sysfs import PCI_DEVICES, Sysfs
 
@@ -68,12 +70,12 @@ class PartitionTable:
         state: FabricState,
         units: Iterable[Unit],
         *,
-        overlapped: Collection[int] = frozenset(),
+        unused: Mapping[int, PartitionUse | None] = MappingProxyType({}),
     ) -> list[Group]:
         """Return a group for each partition whose GPUs all have a unit; store the table.
 
-        ``overlapped`` are the ids of active partitions that no request has, and that cannot be
-        deactivated now. Raise DriverFailed if two GPUs have the same module id.
+        ``unused`` has the active partitions that no request has and that cannot be deactivated now,
+        by id. Raise DriverFailed if two GPUs have the same module id.
         """
         by_module: dict[int, Unit] = {}
         for address, unit in sorted(only_units(units).items()):
@@ -89,7 +91,7 @@ class PartitionTable:
         known_members = dict(self._load().members)
         # A set shows one reason: a fault of the fabric before the partition of another program.
         obstacles = {
-            **find_overlapped_obstacles(state, overlapped),
+            **find_unused_obstacles(state, unused),
             **find_foreign_obstacles(state),
             **state.obstacles,
         }

@@ -36,6 +36,7 @@ CALLERS = dict.fromkeys(
         "report_guest_devices",
         "find_function_owners",
         "report_active_partitions",
+        "deactivate_partitions",
         "report_backend_outcomes",
         "job_done",
     ],

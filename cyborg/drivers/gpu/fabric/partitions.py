@@ -13,11 +13,12 @@ deactivated. H100 and later train their links in hardware after each reset ("Ini
 and NVLink" of the guide).
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cyborg.core.codec import Serializable, as_list
+from cyborg.core.inventory.activations import PartitionUse
 from cyborg.core.inventory.device_set import Activation
 from cyborg.core.validation import find_duplicate, integer
 
@@ -131,23 +132,29 @@ def find_foreign_obstacles(state: FabricState) -> dict[int, str]:
     )
 
 
-def find_overlapped_obstacles(state: FabricState, overlapped: Collection[int]) -> dict[int, str]:
+def find_unused_obstacles(
+    state: FabricState, uses: Mapping[int, PartitionUse | None]
+) -> dict[int, str]:
     """Return the partitions with a GPU of an active one that cannot be deactivated now.
 
-    ``overlapped`` are the ids of those that this client has activated and that no request has. The
-    reasons are by the id of the partition.
+    ``uses`` has those that this client has activated and that no request has, by id, with None for
+    one that the conductor does not know. The reasons are by the id of the partition.
     """
-    active = [
-        p for p in state.partitions if p.id in overlapped and state.activation(p) is Activation.OWN
-    ]
-    return _find_obstacles(
-        state,
-        active,
-        lambda number: (
-            f"partition {number} is active without a request, and a device of it is in use or "
-            "missing: when the device is free it is deactivated (cyborg audit shows it)"
-        ),
-    )
+    active = [p for p in state.partitions if p.id in uses and state.activation(p) is Activation.OWN]
+
+    def explain(number: int) -> str:
+        active = f"partition {number} is active without a request, and"
+        if uses[number] is PartitionUse.OVERLAPPED:
+            return (
+                f"{active} a device of it is in use: when the device is free it is deactivated "
+                "(cyborg audit shows it)"
+            )
+        return (
+            f"{active} its set lacks a device or is not known: deactivate it while no guest has "
+            f"its GPUs (fmpm -d {number})"
+        )
+
+    return _find_obstacles(state, active, explain)
 
 
 def _find_obstacles(

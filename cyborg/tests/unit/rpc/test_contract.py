@@ -40,6 +40,7 @@ GOLDEN = {
         "report_guest_devices": "1.0 (host, epoch, devices)",
         "find_function_owners": "1.0 (host, functions)",
         "report_active_partitions": "1.0 (host, epoch, partitions)",
+        "deactivate_partitions": "1.0 (host, epoch, partitions)",
         "deployable_program": "1.0 (uuid, image_uuid)",
         "device_context_bind": "1.0 (uuid, target, project_scope)",
         "device_context_candidates": "1.0 (uuid, project_scope, limit)",

@@ -224,9 +224,10 @@ def test_run_once_changed_host_identity_is_reported(conductor: Direct, backend: 
 
 def test_run_once_report_requested_again_is_sent(reporter: Reporter, conductor: Direct) -> None:
     reporter.run_once()
+    reporter.on_requested_report = lambda: conductor.recorded.append(("on_requested", None))
     conductor.digest = None
     reporter.run_once()
-    assert conductor.names() == ["hello", "report", "hello", "report"]
+    assert conductor.names() == ["hello", "report", "hello", "report", "on_requested"]
 
 
 def test_run_once_before_first_discovery_sends_no_report(conductor: Direct) -> None:

@@ -79,6 +79,8 @@ class Backend(LoopThread):
         super().__init__(f"backend-{self.driver.backend}")
         # A source of device sets has nothing to discover before its members have devices.
         self._awaits_members = isinstance(self.driver, DeviceSetDriver)
+        if isinstance(self.driver, DeviceSetDriver):
+            self.driver.rediscover = self.rediscover
         self.name = self.driver.backend
         self._health = HealthTracker(self.driver, self.recovery_window, self.clock)
         self._can_measure = False  # as of the last measurement

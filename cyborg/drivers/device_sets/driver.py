@@ -84,6 +84,8 @@ class DeviceSetDriver(Driver):
 
     # Devices of other backends; the agent sets this attribute.
     read_devices: ReadDevices = staticmethod(read_nothing_yet)
+    # Request a discovery; the backend sets this attribute.
+    rediscover: Callable[[], object] = staticmethod(lambda: None)
 
     def __init__(
         self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"
@@ -158,7 +160,13 @@ class DeviceSetDriver(Driver):
         number = self._partition_of(item)
         if number is None:
             raise DriverFailed(f"{item.deployable} is no partition of a fabric")
-        self._partitions.activate(number)
+        try:
+            self._partitions.activate(number)
+        except DriverFailed:
+            # The reason may close more sets, such as the mode of the fabric: without a discovery
+            # now, each boot would fail until the next one.
+            self.rediscover()
+            raise
         LOG.info(
             "Partition %d is active for instance %s",
             number,

@@ -32,6 +32,8 @@ class Code(IntEnum):
 
 # Fabric Manager starts, or it was started with --restart and waits for the active partitions.
 STARTING = frozenset({Code.NOT_CONFIGURED, Code.NOT_READY})
+# The process of Fabric Manager ends, or is another one than before.
+RESTARTED = STARTING | {Code.CONNECTION_NOT_VALID}
 # The partition is active already, or a GPU of it is in another active one.
 USED = frozenset({Code.IN_USE, Code.RESOURCE_IN_USE, Code.PARTITION_ID_IN_USE})
 # The partition is not active, in the answer to a deactivation.

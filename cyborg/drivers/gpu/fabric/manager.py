@@ -23,7 +23,7 @@ from cyborg.core.codec import Serializable
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Memory, load_record
-from cyborg.drivers.gpu.fabric.codes import NOT_ACTIVE, STARTING, USED, Code
+from cyborg.drivers.gpu.fabric.codes import NOT_ACTIVE, RESTARTED, STARTING, USED, Code
 from cyborg.drivers.gpu.fabric.mode import FUNCTIONS, WHOLE, find_mode_obstacles, read_mode
 from cyborg.drivers.gpu.fabric.partitions import FabricState, Partition, find_overlapping
 from cyborg.drivers.gpu.fabric.requests import FabricRequests, RequestFailed
@@ -126,11 +126,12 @@ class FabricManager:
                 self._store_durably(record, previous=record)
         except DriverFailed as exc:
             problem = exc.message
+            # Only a Fabric Manager that is away or starts can have another mode than before.
+            if isinstance(exc, RequestFailed) and exc.returned in RESTARTED:
+                self._refused.clear()
         known = self._load() or _Record(())
         faults = () if self._switches is None else self._switches.read()
         obstacles = find_obstacles(known.partitions, faults)
-        if problem is not None:
-            self._refused.clear()  # it may start in another mode
         mode = read_mode(self._config)
         return FabricState(
             known.partitions,

@@ -251,6 +251,18 @@ def test_agent_before_its_first_heartbeat_warns_of_nothing(
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
 
 
+def test_refused_prepare_withholds_the_sets_at_once(host: Host) -> None:
+    host.source.discover()
+    host.double.set("mode", 2)
+    with pytest.raises(DriverFailed, match="is not in the mode"):
+        host.source.prepare(item(3), None)
+    host.backend.run_once()
+    (device,) = host.backend.snapshot.devices
+    sets = [part.device_set for part in device.deployables if part.device_set is not None]
+    assert sets
+    assert all("needs FABRIC_MODE=1" in str(found.obstacle) for found in sets)
+
+
 @pytest.mark.parametrize(
     "answer", [Stale("unknown agent epoch"), KeyError("uses"), ValueError("no use")]
 )

@@ -101,3 +101,23 @@ def test_mode_of_the_file_is_read_each_time(
     assert manager.read().mode_obstacles.keys() == {WHOLE}
     path.write_text("FABRIC_MODE=1\n")
     assert manager.read().mode_obstacles.keys() == {FUNCTIONS}
+
+
+@pytest.mark.requires("compiler")
+@pytest.mark.slow
+def test_refused_activation_has_no_effect_and_another_problem_keeps_the_mode(
+    sdk: FabricRequests, double: FabricManagerDouble
+) -> None:
+    memory = VolatileMemory()
+    manager = FabricManager(sdk, lambda: memory)
+    double.set("mode", 2)
+    with pytest.raises(DriverFailed, match="is not in the mode"):
+        manager.activate(3)
+    double.set("active", "3")  # by another program
+    state = manager.read()
+    assert state.own == set()
+    assert state.mode_obstacles.keys() == {WHOLE}
+    # Not a restart, so that the mode is the same.
+    double.set("fail", "fmGetSupportedFabricPartitions -10 1")
+    assert manager.read().problem is not None
+    assert manager.read().mode_obstacles.keys() == {WHOLE}

@@ -189,7 +189,7 @@ class FabricManager:
                 self._take_active(number, addresses, exc)
                 return
             # Need not be durable: the next list does the same, if it comes in time.
-            self._store(replace(requested, pending=record.pending))
+            self._store(record.with_active(number, is_active=True, functions=addresses))
         LOG.info("Fabric partition %d activated for GPUs %s", number, _modules(partition))
 
     def deactivate(self, number: int) -> None:

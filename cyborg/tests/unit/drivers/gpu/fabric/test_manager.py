@@ -361,6 +361,13 @@ def test_activation_that_completes_late_is_own_for_a_limited_time(
             assert double.active == {}
         else:
             double.set("active")
+    # A later request that succeeds ends the doubt about an earlier one.
+    double.set("fail", "fmActivateFabricPartition -10 1")
+    with pytest.raises(DriverFailed, match="NVLINK_ERROR"):
+        restart().activate(3)
+    restart().activate(3)
+    now[0] += LATE_SECONDS
+    assert restart().read().own == {3}
 
 
 def test_activation_that_completes_late_has_its_functions(

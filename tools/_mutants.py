@@ -22,7 +22,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +37,8 @@ OMITTED = (
 )
 # Numbers of lines before and after, one if not given.
 _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+# Tiers of the tests: of those that are named as a whole, and of named cases.
+TIERS = DEFAULT, NAMED_CASES = ("default", "all")
 # Exit statuses of pytest:
 PASSED, FAILED, NO_TESTS = 0, 1, 5
 
@@ -51,7 +53,10 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A planted defect; ``tests`` are the node ids of the tests that must find it."""
+    """A planted defect; ``tests`` are the node ids of the tests that must find it.
+
+    Each must fail; of a test that is named without its parameters, one case.
+    """
 
     name: str
     defect: str
@@ -70,11 +75,20 @@ class Hunk:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of a run of tests: the failed test, an error, or neither if all tests passed."""
+    """Result of a run of tests: the failed tests, or an error; neither if all tests passed.
+
+    ``missed`` are the tests of a mutant that must fail, and have not.
+    """
 
     seconds: float
-    failed: str | None = None
+    failed: tuple[str, ...] = ()
     error: str | None = None
+    missed: tuple[str, ...] = ()
+
+    @property
+    def is_found(self) -> bool:
+        """Return whether all tests that must find the defect have failed."""
+        return bool(self.failed) and not self.missed
 
 
 def load_mutants(root: Path = ROOT) -> list[Mutant]:
@@ -154,12 +168,21 @@ def judge_run(status: int, output: str, seconds: float) -> Outcome:
     failed = [line.removeprefix("FAILED ") for line in summary if line.startswith("FAILED ")]
     errors = [line for line in summary if line.startswith("ERROR ")]
     if status == FAILED and failed and not errors:
-        return Outcome(seconds, failed=failed[0].split(" - ")[0])
+        return Outcome(seconds, failed=tuple(line.split(" - ")[0] for line in failed))
     if status == PASSED and re.search(r"\b[1-9]\d* passed\b", lines[-1] if lines else ""):
         return Outcome(seconds)
-    reason = "no test of the default tier was run" if status in (PASSED, NO_TESTS) else ""
+    reason = "no test of the tier was run" if status in (PASSED, NO_TESTS) else ""
     tail = "\n".join(lines[-15:])
     return Outcome(seconds, error=f"{reason or f'pytest ended with {status}'}\n{tail}".strip())
+
+
+def find_missed(tests: Iterable[str], failed: Sequence[str]) -> tuple[str, ...]:
+    """Return the tests of which no case has failed; a test with parameters is that case."""
+    return tuple(
+        test
+        for test in tests
+        if not any(name == test or name.startswith(f"{test}[") for name in failed)
+    )
 
 
 class Tree:
@@ -190,14 +213,21 @@ class Tree:
         original = {path: (self.root / path).read_text(encoding="utf-8") for path in changed}
         self._write(changed)
         try:
-            return self.run_tests(mutant.tests)
+            # Each of several tests must fail: the first failure is not enough.
+            outcome = self.run_tests(mutant.tests, all_failures=len(mutant.tests) > 1)
         finally:
             self._write(original)
+        if not outcome.failed:
+            return outcome
+        return replace(outcome, missed=find_missed(mutant.tests, outcome.failed))
 
-    def run_tests(self, tests: Iterable[str]) -> Outcome:
-        """Run tests of the default tier until the first failure. Raise Interrupted."""
-        options = ("--tier", "default", "-x", "-q", "-rfE", "--tb=short", "--color=no")
-        command = [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", *tests]
+    def run_tests(self, tests: Sequence[str], *, all_failures: bool = False) -> Outcome:
+        """Run tests of one tier, until the first failure or to the end. Raise Interrupted."""
+        (tier,) = {_tier_of(test) for test in tests}
+        options = ("--tier", tier, "-q", "-rfE", "--tb=short", "--color=no")
+        stop = () if all_failures else ("-x",)
+        command = [sys.executable, "-m", "pytest", *options, *stop]
+        command += ["-p", "no:cacheprovider", *tests]
         begin = time.monotonic()
         with tempfile.TemporaryFile("w+", encoding="utf-8", dir=self._temporary) as output:
             with self._lock:
@@ -284,19 +314,26 @@ class Runner:
         if error := self._trees[0].check_import():
             return error
         tests = sorted({test for mutant in mutants for test in mutant.tests})
-        files = sorted({_file_of(test) for test in tests})
-        count = min(len(self._trees), len(files))
-        # All tests of a file in one run: they share fixtures.
         groups = [
-            [test for test in tests if _file_of(test) in files[number::count]]
-            for number in range(count)
+            group
+            for tier in TIERS
+            for group in self._group([test for test in tests if _tier_of(test) == tier])
         ]
         runs = [self._submit(partial(Tree.run_tests, tests=group)) for group in groups]
         for run in as_completed(runs):
             outcome = run.result()
-            if error := outcome.failed or outcome.error:
+            if error := ", ".join(outcome.failed) or outcome.error:
                 return f"the tests fail without a defect: {error}"
         return None
+
+    def _group(self, tests: Sequence[str]) -> list[list[str]]:
+        """Return the tests in one group for each tree: those of a file share fixtures."""
+        files = sorted({_file_of(test) for test in tests})
+        count = min(len(self._trees), len(files))
+        return [
+            [test for test in tests if _file_of(test) in files[number::count]]
+            for number in range(count)
+        ]
 
     def run(self, mutants: Sequence[Mutant]) -> dict[str, Outcome]:
         """Run the tests of each mutant, print its outcome; return the outcomes by name.
@@ -332,13 +369,20 @@ def _file_of(test: str) -> str:
     return test.partition("::")[0]
 
 
+def _tier_of(test: str) -> str:
+    # The default tier would deselect a named case, such as that of PostgreSQL. Of the other tests,
+    # the cases of the default tier are enough.
+    return NAMED_CASES if "[" in test else DEFAULT
+
+
 def describe(outcome: Outcome) -> str:
     """Return the text of an outcome of a mutant."""
     if outcome.error is not None:
         return f"ERROR: {outcome.error}"
-    if outcome.failed is None:
-        return f"SURVIVED ({outcome.seconds:.0f} s)"
-    return f"found by {outcome.failed} ({outcome.seconds:.0f} s)"
+    if not outcome.is_found:
+        survived = f"SURVIVED {', '.join(outcome.missed)}".rstrip()
+        return f"{survived} ({outcome.seconds:.0f} s)"
+    return f"found by {', '.join(outcome.failed)} ({outcome.seconds:.0f} s)"
 
 
 def run_mutants(mutants: Sequence[Mutant], workers: int) -> int:
@@ -357,7 +401,7 @@ def run_mutants(mutants: Sequence[Mutant], workers: int) -> int:
             return 130
         finally:
             runner.stop()
-    found = sum(outcome.failed is not None for outcome in outcomes.values())
+    found = sum(outcome.is_found for outcome in outcomes.values())
     print(f"{found} of {len(mutants)} found, {time.monotonic() - begin:.0f} s")
     return int(found != len(mutants))
 

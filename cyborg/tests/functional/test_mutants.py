@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command of ``tools/dev mutants``, in a small tree."""
 
+import json
 import os
 import shutil
 import signal
@@ -31,6 +32,10 @@ def test_limit():
 def test_guard():
     module.check(3)
 
+@pytest.mark.parametrize("value", [4, 5])
+def test_bound(value):
+    assert module.LIMIT < value
+
 def test_fixture(value):
     assert value
 
@@ -48,6 +53,9 @@ MUTANTS = {
     "fixture": ("test_fixture", "DIVISOR = 5", "DIVISOR = 0"),
     "import": ("test_limit", "LIMIT = 3", "LIMIT ="),
     "long": ("test_long", "LIMIT = 3", "LIMIT = 4"),
+    "one-case": ("test_bound", "LIMIT = 3", "LIMIT = 4"),
+    "all-cases": ("test_bound[4] test_bound[5]", "LIMIT = 3", "LIMIT = 5"),
+    "case": ("test_bound[4] test_bound[5]", "LIMIT = 3", "LIMIT = 4"),
 }
 
 
@@ -67,9 +75,10 @@ class SmallTree:
         }.items():
             self.add(name, text)
         entries = []
-        for name, (test, old, new) in MUTANTS.items():
+        for name, (tests, old, new) in MUTANTS.items():
             self.add(f"tools/mutants/{name}.patch", PATCH.format(old, new))
-            values = f'name = "{name}"\ndefect = "A."\ntests = ["tests/test_module.py::{test}"]\n'
+            ids = [f"tests/test_module.py::{test}" for test in tests.split()]
+            values = f'name = "{name}"\ndefect = "A."\ntests = {json.dumps(ids)}\n'
             entries.append(f"[[mutant]]\n{values}")
         self.add("tools/mutants/mutants.toml", "\n".join(entries))
         shutil.copy(TOOL, self.folder / "tools")
@@ -122,6 +131,15 @@ def test_each_mutant_that_no_test_fails_for_is_not_found(tree: SmallTree) -> Non
     assert "outdated ... ERROR: cyborg/module.py has 0 times, instead of once" in output
     assert "fixture ... ERROR: pytest ended with 1" in output
     assert "import ... ERROR: pytest ended with " in output
+
+
+def test_each_named_case_must_find_the_mutant(tree: SmallTree) -> None:
+    status, output, _ = tree.run("one-case", "all-cases", "case")
+    assert (status, output.splitlines()[-1].partition(",")[0]) == (1, "2 of 3 found")
+    first, second = (f"tests/test_module.py::test_bound[{value}]" for value in (4, 5))
+    assert f"one-case ... found by {first} (" in output
+    assert f"all-cases ... found by {first}, {second} (" in output
+    assert f"case ... SURVIVED {second} (" in output
 
 
 @pytest.mark.matrix

@@ -68,8 +68,26 @@ def test_named_tests_exist(mutant: Any) -> None:
 def test_page_has_each_mutant_with_its_tests() -> None:
     page = (ROOT / "doc/source/contributor/testing.rst").read_text(encoding="utf-8")
     rows = re.findall(r"^([a-z-]+) {2,}\S.*? {2,}(test_\S+)$", page, re.MULTILINE)
-    tests = [(mutant.name, test.rpartition("::")[2]) for mutant in MUTANTS for test in mutant.tests]
-    assert rows == tests
+    # A row has the name of a test once, for all its cases.
+    tests = dict.fromkeys(
+        (mutant.name, test.rpartition("::")[2].partition("[")[0])
+        for mutant in MUTANTS
+        for test in mutant.tests
+    )
+    assert rows == list(tests)
+
+
+@pytest.mark.static
+def test_mutants_of_fences_name_the_case_of_each_database_server() -> None:
+    # SQLite has one writer at a time: there, a fence decides nothing between two connections.
+    fences = {
+        mutant.name: mutant.tests for mutant in MUTANTS if "db/test_fences.py" in mutant.tests[0]
+    }
+    assert sorted(fences) == ["claim-guard", "lease-epoch", "project-not-locked"]
+    for tests in fences.values():
+        (name,) = {test.partition("[")[0] for test in tests}
+        kinds = [re.split(r"[-\]]", test.removeprefix(f"{name}["))[0] for test in tests]
+        assert kinds == ["mysql", "postgresql"]
 
 
 PATCH = (
@@ -117,8 +135,8 @@ def test_mutate_with_another_text_is_an_error(
             "found by a/test_b.py::test_c[x y] (1 s)",
         ),
         (0, "3 passed, 1 deselected in 0.12s", "SURVIVED (1 s)"),
-        (0, "1 skipped in 0.12s", "ERROR: no test of the default tier was run"),
-        (5, "1 deselected in 0.12s", "ERROR: no test of the default tier was run"),
+        (0, "1 skipped in 0.12s", "ERROR: no test of the tier was run"),
+        (5, "1 deselected in 0.12s", "ERROR: no test of the tier was run"),
         (1, f"ERROR a/test_b.py::test_d - OSError\n{FOUND}", "ERROR: pytest ended with 1"),
         (1, "ERROR a/test_b.py::test_d - OSError", "ERROR: pytest ended with 1"),
         (2, "ERROR a/test_b.py - ImportError\n!!! Interrupted", "ERROR: pytest ended with 2"),
@@ -131,3 +149,24 @@ def test_run_without_a_failed_test_finds_nothing(
 ) -> None:
     text = TOOL.describe(TOOL.judge_run(status, output, 1.0))
     assert text.splitlines()[0] == description
+
+
+@pytest.mark.parametrize(
+    ("tests", "missed"),
+    [
+        (["a::b"], ()),
+        (["a::b[x]"], ()),
+        (["a::b[x]", "a::b[y]"], ("a::b[y]",)),
+        (["a::b[x]", "a::c"], ()),
+        (["a::d", "a::c"], ("a::d",)),
+        (["a::b[x]", "a::b"], ()),
+        (["a::b[", "a::"], ("a::b[", "a::")),
+    ],
+)
+def test_mutant_is_found_when_each_of_its_tests_has_failed(
+    tests: list[str], missed: tuple[str, ...]
+) -> None:
+    assert TOOL.find_missed(tests, ["a::b[x]", "a::c"]) == missed
+    outcome = TOOL.Outcome(1.0, failed=("a::b[x]", "a::c"), missed=missed)
+    survived = f"SURVIVED {', '.join(missed)} (1 s)"
+    assert TOOL.describe(outcome) == (survived if missed else "found by a::b[x], a::c (1 s)")

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.tests.fixtures.machine.processes import Daemon, ends_within, wait_until
+from cyborg.tests.fixtures.machine.processes import (
+    Daemon,
+    ends_within,
+    limit_waits,
+    wait_until,
+)
 from cyborg.tests.fixtures.machine.tiers import scale
 
 
@@ -17,6 +22,14 @@ def program(text: str, folder: Path) -> Daemon:
     (folder / "ending_program.py").write_text(text)
     command = [sys.executable, "-m", "ending_program"]
     return Daemon("ending", command, folder, {"PYTHONPATH": str(folder)})
+
+
+def running_program(folder: Path) -> Daemon:
+    """Return a daemon that has printed a line, and does not end."""
+    daemon = program("print('still here', flush=True); import signal; signal.pause()", folder)
+    daemon.start()
+    wait_until("it has printed", daemon.tail)
+    return daemon
 
 
 @pytest.mark.parametrize(
@@ -36,6 +49,27 @@ def test_wait_for_a_daemon_that_has_ended_fails_at_once(text: str, tmp_path: Pat
         wait_until("it works", lambda: questions.append("does it?"))
     assert len(questions) == 1
     assert "good bye" in str(raised.value)
+
+
+def test_wait_ends_before_the_limit_of_the_test_with_the_logs(tmp_path: Path) -> None:
+    daemon = running_program(tmp_path)
+    expected = r"after \d s \(limit of the test\): it works; last result False\n---- ending\n"
+    # The shortest limit counts; it is not that of the next test.
+    for _ in range(2):
+        with (
+            limit_waits(1.0),
+            limit_waits(None),
+            limit_waits(60.0),
+            pytest.raises(AssertionError, match=expected) as raised,
+        ):
+            wait_until("it works", lambda: False)
+        assert "still here" in str(raised.value)
+    daemon.kill()
+
+
+def test_wait_in_a_test_without_limit_ends_after_its_own_time() -> None:
+    with limit_waits(None), pytest.raises(AssertionError, match=r"timeout after \d+ s: it works"):
+        wait_until("it works", lambda: False, 0.01)
 
 
 def test_block_that_takes_longer_than_its_limit_fails() -> None:

@@ -85,6 +85,26 @@ import pytest, threading
 def test_waits():
     threading.Event().wait()
 """
+LIMITED = r"""
+import pytest
+from cyborg.tests.fixtures.machine.processes import wait_until
+
+@pytest.fixture
+def slow():
+    wait_until("the fixture is ready", lambda: False)
+
+@pytest.mark.timeout(2)
+def test_waits():
+    wait_until("the test is ready", lambda: False)
+
+@pytest.mark.timeout(2)
+def test_has_slow_fixture(slow): pass
+
+@pytest.mark.timeout(0)
+def test_has_no_limit():
+    with pytest.raises(AssertionError, match=r"timeout after \d+ s: the end; "):
+        wait_until("the end", lambda: False, 0.5)
+"""
 LEAK = """
 import pytest
 
@@ -104,6 +124,16 @@ def test_run_killed_worker_fails_its_test_and_runs_the_others(run: Runner) -> No
     assert ended.status == 1
     assert "crashed while running 'test_0.py::test_kills'" in ended.output
     assert "has died while no test ran" not in ended.output
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("workers", ["2", "0"])
+def test_run_waits_end_before_the_limit_of_their_test(run: Runner, workers: str) -> None:
+    ended = run({"test_1.py": LIMITED}, "--limit", "100", "--workers", workers)
+    assert ended.counts == (1, 2, 0), ended.output
+    for what in ("the test", "the fixture"):
+        assert f"timeout after 2 s (limit of the test): {what} is ready" in ended.output
+    assert "Timeout (>2" not in ended.output
 
 
 @pytest.mark.matrix

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cyborg.tests.fixtures.machine.processes import (
+    MAX_LOGS,
     Daemon,
     ends_within,
     limit_waits,
@@ -17,11 +18,11 @@ from cyborg.tests.fixtures.machine.processes import (
 from cyborg.tests.fixtures.machine.tiers import scale
 
 
-def program(text: str, folder: Path) -> Daemon:
+def program(text: str, folder: Path, *, may_end: bool = False) -> Daemon:
     """Return a daemon that runs a Python program."""
     (folder / "ending_program.py").write_text(text)
     command = [sys.executable, "-m", "ending_program"]
-    return Daemon("ending", command, folder, {"PYTHONPATH": str(folder)})
+    return Daemon("ending", command, folder, {"PYTHONPATH": str(folder)}, may_end=may_end)
 
 
 def running_program(folder: Path) -> Daemon:
@@ -65,6 +66,43 @@ def test_wait_ends_before_the_limit_of_the_test_with_the_logs(tmp_path: Path) ->
             wait_until("it works", lambda: False)
         assert "still here" in str(raised.value)
     daemon.kill()
+
+
+def time_out() -> str:
+    """Return the message of a wait that has timed out."""
+    with pytest.raises(AssertionError) as raised:
+        wait_until("it works", lambda: False, 0.01)
+    return str(raised.value)
+
+
+def test_timeout_shows_a_daemon_that_has_ended_and_may(tmp_path: Path) -> None:
+    daemon = program("print('good bye')", tmp_path, may_end=True)
+    daemon.start()
+    wait_until("it has ended", daemon.has_ended)
+    assert "---- ending (has ended)\ngood bye" in time_out()
+    again = program("import signal; signal.pause()", tmp_path, may_end=True)
+    again.start()
+    assert time_out().count("---- ending") == 1
+    again.kill()
+    assert "---- ending" not in time_out()
+
+
+def test_timeout_names_the_daemons_whose_logs_are_too_many(tmp_path: Path) -> None:
+    daemons = [
+        Daemon(f"daemon-{number}", ["echo", f"I am {number}"], tmp_path, {}, may_end=True)
+        for number in range(MAX_LOGS + 2)
+    ]
+    for daemon in daemons:
+        daemon.start()
+        wait_until("it has ended", daemon.has_ended)
+    message = time_out()
+    assert message.count("\n---- daemon-") == MAX_LOGS
+    assert (
+        "daemon-0 (has ended), daemon-1 (has ended)\n---- daemon-2 (has ended)\nI am 2\n" in message
+    )
+    assert "I am 1\n" not in message
+    for daemon in daemons:
+        daemon.stop()
 
 
 def test_wait_in_a_test_without_limit_ends_after_its_own_time() -> None:

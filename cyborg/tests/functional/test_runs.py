@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run of the tests ends and loses no result, whatever happens to its processes."""
 
+import json
 import os
 import signal
 import subprocess
@@ -222,6 +223,20 @@ def test_run_first_tests_that_fail_leave_the_others_out(run: Runner) -> None:
     assert failure == "FAILED test_b.py::test_reads - assert 1 == 2"
     assert others == "The other tests are not run: correct these errors first."
     assert "no result" not in ended.output
+
+
+@pytest.mark.matrix
+def test_run_first_test_that_fails_is_not_retried_as_the_others_did_not_run(
+    run: Runner, tmp_path: Path
+) -> None:
+    first = FIRST_FAILS.replace("def ", "import pytest\n@pytest.mark.static\ndef ")
+    durations = tmp_path / "durations.json"
+    durations.write_text('{"test_b.py": 9.0}')
+    ended = run({"test_a.py": PASSING, "test_b.py": PASSING + first}, *FIRST, "--retry")
+    assert (ended.status, ended.counts) == (1, (0, 1, 0)), ended.output
+    assert "it runs once more" not in ended.output
+    # The time of this part of the file is not that of the file.
+    assert json.loads(durations.read_text()) == {"test_b.py": 9.0}
 
 
 def test_run_first_tests_that_pass_are_followed_by_the_others(run: Runner) -> None:

@@ -6,11 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
 
 from cyborg.tests.fixtures.machine.processes import Daemon, wait_until
+from cyborg.tests.fixtures.runs.repetition import load
+from cyborg.tests.fixtures.runs.runner import Interruption
 from cyborg.tests.fixtures.runs.small_runs import (
     ENVIRONMENT,
     KILLING,
@@ -206,6 +209,63 @@ def test_run_interrupted_prints_progress_and_exits_130(tmp_path: Path) -> None:
     last = output.read_text().splitlines()[-1]
     assert last in ("interrupted after 1 of 3", "interrupted after 2 of 3")
     assert (tmp_path / "counts").read_text() == f"{last.removeprefix('interrupted after ')}\n"
+
+
+# Ctrl-C while pytest starts, while the results are reported, and while the durations are kept.
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("place", "progress"),
+    [("subprocess.Popen", "0 of 0"), ("report", "1 of 1"), ("save_durations", "1 of 1")],
+)
+def test_run_interrupted_at_its_edges_leaves_no_process(
+    tmp_path: Path, place: str, progress: str
+) -> None:
+    prepare(tmp_path, {"test_a.py": PASSING}, ())
+    module, _, name = f"runner.{place}".rpartition(".")
+    script = f"""
+import os, signal, sys
+from cyborg.tests.fixtures.runs import runner
+original = {module}.{name}
+def interrupted(*words, **values):
+    started = original(*words, **values)
+    os.kill(os.getpid(), signal.SIGINT)
+    return started
+{module}.{name} = interrupted
+sys.exit(runner.main(sys.argv[1:]))
+"""
+    words = ("--limit", "100", "--workers", "1", "--counts", "counts", "test_a.py")
+    # The output ends with the last process.
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words],
+        cwd=tmp_path,
+        env=os.environ | ENVIRONMENT | {"CYBORG_TEST_DURATIONS": str(tmp_path / "durations")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 130, done.stdout
+    assert done.stdout.splitlines()[-1] == f"interrupted after {progress}"
+    assert (tmp_path / "counts").read_text() == f"{progress}\n"
+
+
+def test_load_interrupted_while_it_starts_ends_its_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[SpawnProcess] = []
+    start = SpawnProcess.start
+
+    def start_one(process: SpawnProcess) -> None:
+        if started:
+            raise Interruption
+        start(process)
+        started.append(process)
+
+    monkeypatch.setattr(SpawnProcess, "start", start_one)
+    with pytest.raises(Interruption), load(2):
+        pass
+    assert [process.exitcode for process in started] == [-signal.SIGKILL]
 
 
 FIRST = ("--limit", "100", "--first", "static")

@@ -239,19 +239,24 @@ test_venv() {
     return "$failed"
 }
 
-# update_test_venv DIR: with CYBORG_VENV_PACKAGES=all, or where it was so before, also install what only
-# some tiers of the tests need. Bytecode is written when a module is first imported: pip's would take a
-# third of the time and of the space, mostly for modules that nothing imports.
-update_test_venv() {
-    local dir=$1 hash
+needs_all_packages() { [ "${CYBORG_VENV_PACKAGES:-}" = all ] || [ -f "$1/.all-packages" ]; }
+
+# venv_hash DIR: print the fingerprint of what the environment is made from, in the current folder. With
+# CYBORG_VENV_PACKAGES=all, or where it was so before, also of what only some tiers of the tests need.
+venv_hash() {
     local inputs=(requirements.txt test-requirements.txt doc/requirements.txt constraints.txt
         setup.cfg setup.py pyproject.toml tools/lib.sh)
+    if needs_all_packages "$1"; then inputs+=(test-requirements-all.txt); fi
+    fingerprint "${inputs[@]}"
+}
+
+# update_test_venv DIR: install what venv_hash reads. Bytecode is written when a module is first imported:
+# pip's would take a third of the time and of the space, mostly for modules that nothing imports.
+update_test_venv() {
+    local dir=$1 hash
     local lists=(-r test-requirements.txt -r doc/requirements.txt)
-    if [ "${CYBORG_VENV_PACKAGES:-}" = all ] || [ -f "$dir/.all-packages" ]; then
-        inputs+=(test-requirements-all.txt)
-        lists+=(-r test-requirements-all.txt)
-    fi
-    hash=$(fingerprint "${inputs[@]}")
+    if needs_all_packages "$dir"; then lists+=(-r test-requirements-all.txt); fi
+    hash=$(venv_hash "$dir")
     if is_current "$dir/.made-from" "$hash" && is_usable "$dir"; then
         say "Environment $dir ... up to date"
         return 0

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The git hook refuses a commit that breaks the rules about files, or fails a static test."""
 
+import copy
+import fcntl
 import hashlib
 import os
 import re
@@ -61,17 +63,25 @@ class Clone:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # What the hook keeps: the tree of the last commit, and its index.
+        self.staged = folder / ".git" / "dev" / "staged"
         hooks = ("tools/hooks/pre-commit", "tools/hooks/pre-merge-commit")
-        for name in ("tools/_file_rules.py", *hooks):
+        for name in ("tools/_file_rules.py", "tools/_machine.py", *hooks):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
         self.git("init", "-q")
         self.git("config", "core.hooksPath", "tools/hooks")
 
     def git(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run git; the caller's repository and configuration have no effect."""
+        """Run git to its end."""
+        with self.start(*words) as process:
+            output, errors = process.communicate(timeout=300)
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start git; the caller's repository and configuration have no effect."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-        return subprocess.run(
+        return subprocess.Popen(
             ["git", *words],
             cwd=self.folder,
             env={
@@ -79,12 +89,11 @@ class Clone:
                 **IDENTITY,
                 "GIT_CONFIG_GLOBAL": os.devnull,
                 # Not below the tree, of which the tests add all files.
-                "CYBORG_DEV": str(self.folder / ".git" / "dev"),
+                "CYBORG_DEV": str(self.staged.parent),
             },
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
-            timeout=300,
         )
 
     def commit(self, path: str, text: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -256,6 +265,103 @@ def test_hook_deleted_file_is_not_in_the_judged_tree(static_clone: Clone) -> Non
     static_clone.git("rm", "-q", TEST)
     done = static_clone.git("commit", "-q", "-m", "tests: delete both")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.matrix
+def test_hook_waits_for_another_commit(static_clone: Clone) -> None:
+    other = os.open(static_clone.staged, os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        static_clone.git("rm", "-q", TEST)
+        process = static_clone.start("commit", "-q", "-m", "tests: delete the test")
+        assert process.stderr is not None
+        assert process.stderr.readline() == "waiting for another commit\n"
+        assert process.poll() is None
+    finally:
+        os.close(other)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("left", ["index.lock", "index"])
+def test_hook_runs_after_one_that_was_killed(static_clone: Clone, left: str) -> None:
+    (static_clone.staged / left).write_text("damaged")
+    refused = static_clone.commit(PAGE, "The limit is 6.\n")
+    assert refused.returncode == 1
+    assert FAILURE in refused.stderr
+
+
+@pytest.mark.matrix
+def test_hook_judges_all_files_of_the_commit_whatever_the_configuration(
+    static_clone: Clone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(static_clone.staged)
+    static_clone.git("sparse-checkout", "set", "--no-cone", "/*", f"!{PAGE}")
+    # The tests import the tree of the commit, and write no index that another git has locked.
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    static_clone.write(CODE, f"{LICENCE}LIMIT = 6\n")
+    static_clone.git("add", CODE)
+    static_clone.write(CODE, f"{LICENCE}LIMIT = 5\n")
+    refused = static_clone.git("commit", "-q", "-m", "tests: change the limit")
+    assert refused.returncode == 1
+    assert FAILURE in refused.stderr
+    assert "assert 'is 6.' in 'The limit is 5." in refused.stderr
+
+
+def test_hook_that_cannot_run_does_not_blame_the_commit(static_clone: Clone) -> None:
+    shutil.rmtree(static_clone.staged)
+    static_clone.staged.write_text("a file")
+    refused = static_clone.commit(PAGE, "The limit is 6.\n")
+    assert refused.returncode == 1
+    last = refused.stderr.splitlines()[-1]
+    assert last.startswith(f"the hook could not run: {static_clone.staged} cannot be written; ")
+    assert "tools/test --prepare" in last
+
+
+@pytest.mark.matrix
+def test_hook_says_that_the_environment_is_out_of_date(
+    static_clone: Clone, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = tmp_path_factory.mktemp("environment")
+    for name in ("bin", "lib", "pyvenv.cfg"):
+        (environment / name).symlink_to(Path(sys.prefix) / name)
+    monkeypatch.setenv("CYBORG_VENV", str(environment))
+    shutil.copy(ROOT / "tools" / "lib.sh", static_clone.folder / "tools")
+    refused = static_clone.commit(PAGE, "The limit is 6.\n")
+    assert refused.returncode == 1
+    assert FAILURE in refused.stderr
+    last = refused.stderr.splitlines()[-1]
+    reason = f"the environment {environment} is out of date"
+    assert last.startswith(f"the hook could not run: {reason}; run tools/test --prepare")
+
+
+@pytest.mark.matrix
+def test_hook_of_a_linked_worktree_uses_the_environment_of_the_clone(
+    static_clone: Clone, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CYBORG_VENV")
+    linked = copy.copy(static_clone)
+    linked.folder = tmp_path_factory.mktemp("linked") / "tree"
+    assert static_clone.git("worktree", "add", "-q", str(linked.folder)).returncode == 0
+    done = linked.commit(PAGE, "The limit is 6.\n")
+    missing = "ruff and tests are not run: no environment; run tools/test --prepare\n"
+    assert (done.returncode, done.stderr) == (0, missing)
+    (static_clone.folder / ".venv").symlink_to(sys.prefix)
+    refused = linked.commit(PAGE, "The limit is 7.\n")
+    assert refused.returncode == 1
+    assert FAILURE in refused.stderr
+
+
+@pytest.mark.matrix
+def test_hook_merge_that_fails_a_static_test_is_refused(static_clone: Clone) -> None:
+    static_clone.git("checkout", "-q", "-b", "topic")
+    assert static_clone.commit(PAGE, "The limit is 6.\n", "--no-verify").returncode == 0
+    static_clone.git("checkout", "-q", "-")
+    assert static_clone.commit("cyborg/ports.py", LICENCE).returncode == 0
+    refused = static_clone.git("merge", "--no-edit", "topic")
+    assert refused.returncode == 1
+    assert FAILURE in refused.stderr
 
 
 def test_hook_ends_at_the_first_failure(static_clone: Clone) -> None:

@@ -83,7 +83,13 @@ def list_processes(run: str) -> Iterator[str]:
     own, pid = set(), os.getpid()
     while pid > 1:
         own.add(pid)
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        # The name of a program may be any bytes. A parent of another user may be hidden: it and its
+        # parents are none of this run.
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+        except OSError:
+            break
+        pid = int(stat.rpartition(b")")[2].split()[1])
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if int(folder.name) in own or mark not in (folder / "environ").read_bytes().split(

@@ -333,3 +333,37 @@ def test_changed_package_selects_the_tests_of_its_folder(tmp_path: Path) -> None
     )
     folder = "cyborg/tests/unit/agent"
     assert done.stdout.splitlines() == [folder, f"{folder}/test_cards.py", folder]
+
+
+@pytest.mark.matrix
+def test_failed_linters_leave_no_output_of_flaky_tests_of_an_earlier_run(
+    checkout: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CYBORG_DEV", str(tmp_path / "dev"))
+    monkeypatch.setenv("CYBORG_TEST_REQUIRE_SERVICES", "0")
+    flaky = tmp_path / "dev" / "flaky.txt"
+    flaky.parent.mkdir()
+    flaky.touch()
+    checkout.replace_linters(mypy="exit 1")
+    checkout.add_static_tests("def test_passes(): pass\n")
+    # Also if they end before the tests.
+    for part, is_left in (("--lint", True), ("--unit", False)):
+        output, _ = checkout.start("--all", "--lint", part).communicate(timeout=100)
+        assert "mypy ... FAILED" in output
+        assert flaky.exists() is is_left, output
+
+
+def test_processes_that_could_not_be_listed_are_a_failure() -> None:
+    script = f"""{take_function("check_leftovers")}
+    ask_machine() {{ return 1; }}
+    kill_leftovers() {{ :; }}
+    PASSED=0 FAILED=0
+    check_leftovers
+    say "$PASSED passed, $FAILED failed"
+    """
+    done = run_shell(script)
+    first, *_, last = done.stdout.splitlines()
+    assert (first, last) == (
+        "processes left running ... FAILED  unknown: tools/_machine.py has failed",
+        "0 passed, 1 failed",
+    )

@@ -95,3 +95,13 @@ def test_processes_are_those_of_the_run_without_the_parents() -> None:
         process.communicate()
     (line,) = found.stdout.splitlines()
     assert line.startswith(f"{process.pid} {sys.executable} -c import sys; ")
+
+
+@pytest.mark.slow
+def test_processes_are_listed_below_a_parent_whose_name_is_no_text() -> None:
+    # As a name of which the kernel keeps the first bytes.
+    script = r"""printf '\303' >/proc/$$/comm; "$0" "$1" processes none; exit $?"""
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable, SCRIPT], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

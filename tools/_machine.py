@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``tools/test`` asks of this machine: room in memory, workers, processes that are left.
 
-usage: python3 tools/_machine.py room GIB | workers TIER WORKER_MB | processes RUN
+usage: python3 tools/_machine.py room GIB | workers TIER WORKER_MB ROOM_GIB | processes RUN
 
 ``room`` prints nothing: its exit status is 0 if temporary files of that size fit into memory.
+``workers`` leaves that much memory to them.
 Only the standard library is imported: the environment may not exist yet.
 """
 
@@ -108,9 +109,10 @@ def main(arguments: list[str]) -> int:
     match arguments:
         case ["room", gib]:
             return int(not has_room(Path("/dev/shm"), int(gib), available_memory()))
-        case ["workers", tier, worker_mb]:
+        case ["workers", tier, worker_mb, room_gib]:
             cores = len(os.sched_getaffinity(0))
-            lines = [str(count_workers(tier, int(worker_mb), cores, available_memory()))]
+            available = available_memory() - (int(room_gib) << 10)
+            lines = [str(count_workers(tier, int(worker_mb), cores, available))]
         case ["processes", run]:
             lines = list(list_processes(run))
         case _:

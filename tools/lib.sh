@@ -46,8 +46,8 @@ os.setpgid(0, 0)
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execvp(sys.argv[1], sys.argv[1:])' "$@" >"$log" 2>&1 </dev/null &
     pid=$!
-    # shellcheck disable=SC2064
-    trap "kill -TERM -- -$pid 2>/dev/null; rm -f '$log'; printf 'interrupted\n'; exit 130" INT TERM HUP
+    # Also the program alone: it may not have its group yet.
+    trap 'kill -TERM -- "-$pid" "$pid" 2>/dev/null; rm -f "$log"; printf "interrupted\n"; exit 130' INT TERM HUP
     while [ -t 1 ] && kill -0 "$pid" 2>/dev/null; do
         printf '\r%s ... %d s ' "$text" "$((SECONDS - begin))"
         sleep 0.2
@@ -223,6 +223,28 @@ add_libvirt_python() {
     if ! { make_venv "$1" && pip_install "Installing libvirt-python" libvirt-python; }; then
         say "Without libvirt-python the tests of running guests are skipped"
     fi
+}
+
+# install_hook: let git run tools/hooks before each commit, unless the clone has hooks of its own.
+install_hook() {
+    local top current reason
+    if ! top=$(git rev-parse --show-toplevel 2>&1); then
+        reason=${top%%$'\n'*}
+    elif [ ! "$top" -ef "$ROOT" ]; then
+        reason="this tree is no clone, only in $top"
+    else
+        current=$(git config core.hooksPath)
+        [ "$current" != tools/hooks ] || return 0
+        if [ -n "$current" ] || [ -n "$(find "$(git rev-parse --git-path hooks)" ! -type d ! -name '*.sample' \
+            2>/dev/null)" ]; then
+            reason="this clone has hooks; remove those of pre-commit by 'pre-commit uninstall', or call"
+            reason+=" tools/hooks/pre-commit in yours"
+        elif reason=$(git config core.hooksPath tools/hooks 2>&1); then
+            say "git hook ... installed: core.hooksPath = tools/hooks"
+            return
+        fi
+    fi
+    say "git hook ... not installed: $reason"
 }
 
 # test_venv DIR: create or update the environment of the tests in DIR; call it in the root. Concurrent

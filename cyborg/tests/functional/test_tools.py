@@ -277,6 +277,8 @@ def test_interrupted_linters_show_the_failed_static_tests(
 
 def test_interrupted_installation_ends_the_script(tmp_path: Path) -> None:
     """The installation is a step in a function that continues after a failure."""
+    temporary = tmp_path / "it's"
+    temporary.mkdir()
     started = tmp_path / "started"
     installation = f"echo $$ >{shlex.quote(str(started))}; exec sleep 600"
     script = f"""
@@ -285,7 +287,7 @@ def test_interrupted_installation_ends_the_script(tmp_path: Path) -> None:
     add_libvirt_python
     exit 3
     """
-    with start_shell(script, TMPDIR=str(tmp_path)) as process:
+    with start_shell(script, TMPDIR=str(temporary)) as process:
         wait_until("pip has started", lambda: started.exists() and started.read_text())
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
@@ -366,4 +368,94 @@ def test_processes_that_could_not_be_listed_are_a_failure() -> None:
     assert (first, last) == (
         "processes left running ... FAILED  unknown: tools/_machine.py has failed",
         "0 passed, 1 failed",
+    )
+
+
+def test_interrupted_documentation_says_what_has_ended(tmp_path: Path) -> None:
+    functions = "".join(map(take_function, ("wait_alone", "clean_up", "finish_docs")))
+    script = f"""{functions}
+    kill_leftovers() {{ :; }}
+    wait_for() {{ say waiting; wait "$1"; }}
+    CHECKS=0 ALONE=0 PASSED=2 FAILED=0 SKIPPED=1 PYTEST='' COMPILER='' WORK=$1
+    trap clean_up EXIT
+    trap 'exit 130' INT
+    sleep 600 &
+    DOCS=$!
+    finish_docs
+    """
+    with start_shell(script, tmp_path / "work") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output) == (130, "interrupted after 3 checks and tests\n")
+
+
+@pytest.mark.matrix
+@pytest.mark.requires("clone")
+def test_changed_tests_are_not_run_after_failed_linters(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CYBORG_TEST_REQUIRE_SERVICES", "0")
+    checkout.replace_linters(mypy="exit 1")
+    checkout.add_static_tests("def test_passes(): pass\n")
+    git = "git -c user.name=Tester -c user.email=tester@example.org"
+    made = run_shell(
+        f'cd "$1" && git init -q -b main && {git} commit -q --allow-empty -m one', checkout.folder
+    )
+    assert made.returncode == 0, made.stderr
+    output, _ = checkout.start("--changed").communicate(timeout=100)
+    assert "mypy ... FAILED" in output
+    assert "The other tests are not run: correct these errors first." in output
+    assert "== selected tests" not in output
+
+
+@pytest.mark.parametrize("size", ["inf", "700.5", "0"])
+def test_memory_of_a_worker_that_is_no_number_is_refused(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch, size: str
+) -> None:
+    monkeypatch.setenv("CYBORG_TEST_WORKER_MB", size)
+    process = checkout.start("--fast")
+    output, _ = process.communicate(timeout=60)
+    refused = f"CYBORG_TEST_WORKER_MB is a number of MiB, such as 700, not {size}"
+    assert (process.returncode, output) == (2, f"test: {refused}\n")
+
+
+@pytest.mark.requires("clone")
+def test_git_hook_is_installed_or_the_reason_is_said(tmp_path: Path) -> None:
+    script = """
+    for name in fresh hooks locked none; do
+        mkdir "$1/$name" && cd "$1/$name" || exit 1
+        [ "$name" = none ] || git init -q . || exit 1
+    done
+    touch "$1/hooks/.git/hooks/pre-commit" "$1/locked/.git/config.lock"
+    install() { cd "$1" && ROOT=$1 && install_hook; }
+    for name in fresh fresh hooks locked none; do install "$1/$name"; done
+    git -C "$1/fresh" config core.hooksPath
+    git -C "$1/hooks" config core.hooksPath
+    export GIT_TEST_ASSUME_DIFFERENT_OWNER=1 GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null
+    install "$1/locked"
+    PATH=/dev/null
+    install "$1/locked"
+    """
+    done = run_shell(script, tmp_path, LC_ALL="C", GIT_CEILING_DIRECTORIES=str(tmp_path))
+    failed = "git hook ... not installed: "
+    # With the lines of each case; nothing for the second time in the same clone.
+    for line, begin in zip(
+        done.stdout.splitlines(),
+        [
+            "git hook ... installed: core.hooksPath = tools/hooks",
+            f"{failed}this clone has hooks; remove those of pre-commit by ",
+            f"{failed}error: could not lock config file ",
+            f"{failed}fatal: not a git repository",
+            "tools/hooks",
+            f"{failed}fatal: detected dubious ownership ",
+            failed,
+        ],
+        strict=True,
+    ):
+        assert line.startswith(begin), done.stdout
+    assert (
+        done.stdout.endswith("git: No such file or directory\n")
+        or "git: command not found" in done.stdout
     )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``tools/_machine.py`` finds out about a machine for ``tools/test``."""
 
+import os
 import runpy
 import subprocess
 import sys
@@ -59,6 +60,15 @@ def test_count_workers_is_limited_by_cores_and_memory(
     tier: str, available: int, expected: int
 ) -> None:
     assert MACHINE["count_workers"](tier, 700, 2, available) == expected
+
+
+def test_workers_leave_memory_to_the_temporary_files(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, expected in (
+        (["fast", "1", "0"], len(os.sched_getaffinity(0))),
+        (["all", "1", "9999999"], 1),
+    ):
+        assert MACHINE["main"](["workers", *words]) == 0
+        assert capsys.readouterr().out == f"{expected}\n"
 
 
 @pytest.mark.slow

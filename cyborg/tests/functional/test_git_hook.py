@@ -129,11 +129,20 @@ def test_hook_file_over_line_limit_is_refused_with_remedy(clone: Clone) -> None:
     assert clone.git("commit", "-q", "-m", "tests: add it", "--no-verify").returncode == 0
 
 
-@pytest.mark.parametrize("path", ["tools/test", "devstack/plugin.sh", "console/src/ui/table.tsx"])
-def test_hook_line_limit_holds_for_scripts_and_the_console(clone: Clone, path: str) -> None:
-    refused = clone.commit(path, LICENCE + "\n" * 500)
+def test_hook_line_limit_holds_for_scripts_and_the_console(clone: Clone) -> None:
+    paths = [
+        *("console/build.mjs", "console/src/ui/table.tsx", "debian/rules", "devstack/plugin.sh"),
+        *("doc/source/_ext/pages.py", "doc/source/conf.py", "etc/containers/cloud/setup.sh"),
+        *("releasenotes/source/conf.py", "setup.py", "tools/test"),
+    ]
+    for path in paths:
+        # Without the end of the last line.
+        clone.write(path, LICENCE + "\n" * 499 + "#")
+    refused = clone.commit("cyborg/__init__.py", f"{LICENCE}# More.\n")
     assert refused.returncode == 1
-    assert refused.stderr.startswith(f"{path}: 501 lines, at most 500 are allowed: ")
+    limit = "501 lines, at most 500 are allowed"
+    lines = refused.stderr.splitlines()[:-1]
+    assert [line.rpartition(": ")[0] for line in lines] == [f"{path}: {limit}" for path in paths]
 
 
 def test_hook_data_may_be_long(clone: Clone) -> None:
@@ -351,6 +360,14 @@ def test_hook_of_a_linked_worktree_uses_the_environment_of_the_clone(
     refused = linked.commit(PAGE, "The limit is 7.\n")
     assert refused.returncode == 1
     assert FAILURE in refused.stderr
+
+
+@pytest.mark.matrix
+def test_hook_release_note_with_an_unknown_section_is_refused(static_clone: Clone) -> None:
+    refused = static_clone.commit("releasenotes/notes/limit-0123456789abcdef.yaml", "limits: [5]\n")
+    assert refused.returncode == 1
+    assert "unrecognized section name limits" in refused.stderr
+    assert refused.stderr.splitlines()[-1].startswith("commit refused: ")
 
 
 @pytest.mark.matrix

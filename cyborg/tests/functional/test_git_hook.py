@@ -341,8 +341,8 @@ def test_hook_says_that_the_environment_is_out_of_date(
     assert refused.returncode == 1
     assert FAILURE in refused.stderr
     last = refused.stderr.splitlines()[-1]
-    reason = f"the environment {environment} is out of date"
-    assert last.startswith(f"the hook could not run: {reason}; run tools/test --prepare")
+    reason = f"(the environment {environment} is out of date: run tools/test --prepare)"
+    assert last.startswith(f"commit refused: correct this {reason}, or ")
 
 
 @pytest.mark.matrix

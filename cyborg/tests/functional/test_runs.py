@@ -247,6 +247,7 @@ sys.exit(runner.main(sys.argv[1:]))
     )
     assert done.returncode == 130, done.stdout
     assert done.stdout.splitlines()[-1] == f"interrupted after {progress}"
+    assert "Traceback" not in done.stdout
     assert (tmp_path / "counts").read_text() == f"{progress}\n"
 
 

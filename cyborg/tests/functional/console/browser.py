@@ -108,6 +108,15 @@ def sign_in(window: Window, user: str, password: str = PASSWORD) -> None:
     page.get_by_role("button", name="Sign in").click()
 
 
+def open_device_as(window: Window, user: str, address: str) -> None:
+    """Sign in, and open the page of a device by its link in the list."""
+    sign_in(window, user)
+    page = window.page
+    page.get_by_role("link", name="Devices").click()
+    page.get_by_role("link", name=address).first.click()
+    expect(page.get_by_role("region", name="Facts")).to_contain_text("compute-")
+
+
 # A function that opens a window of the console, with a URL, a size and a colour scheme.
 OpenWindow = Callable[..., Window]
 

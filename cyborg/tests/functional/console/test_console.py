@@ -10,7 +10,14 @@ import pytest
 
 from cyborg.db import schema
 from cyborg.tests.fixtures.databases import rows
-from cyborg.tests.functional.console.browser import NARROW, WIDE, OpenWindow, expect, sign_in
+from cyborg.tests.functional.console.browser import (
+    NARROW,
+    WIDE,
+    OpenWindow,
+    expect,
+    open_device_as,
+    sign_in,
+)
 from cyborg.tests.functional.console.service import (
     AUDITOR,
     BROKEN_HOST,
@@ -378,11 +385,8 @@ def test_user_whom_the_policy_lets_only_read_devices_has_no_buttons(
     window: OpenWindow, service: ConsoleService
 ) -> None:
     shown = window(service.keystone_url)
-    sign_in(shown, AUDITOR)
+    open_device_as(shown, AUDITOR, GPU)
     page = shown.page
-    page.get_by_role("link", name="Devices").click()
-    page.get_by_role("link", name=GPU).first.click()
-    expect(page.get_by_role("region", name="Facts")).to_contain_text("compute-")
     expect(page.get_by_role("main").get_by_role("button")).to_have_count(0)
     expect(page.get_by_role("region", name="Life cycle and custody")).to_have_count(0)
     shown.check()

@@ -9,7 +9,7 @@ from cyborg.tests.functional.console.browser import (
     OpenWindow,
     Window,
     expect,
-    sign_in,
+    open_device_as,
 )
 from cyborg.tests.functional.console.service import (
     AUDITOR,
@@ -127,10 +127,7 @@ def test_user_whom_the_policy_lets_only_read_devices_sees_no_layouts(
     window: OpenWindow, service: ConsoleService
 ) -> None:
     shown = window(service.keystone_url)
-    sign_in(shown, AUDITOR)
+    open_device_as(shown, AUDITOR, NIC)
     page = shown.page
-    page.get_by_role("link", name="Devices").click()
-    page.get_by_role("link", name=NIC).first.click()
-    expect(page.get_by_role("region", name="Facts")).to_contain_text("compute-")
     expect(page.get_by_role("button", name=CHANGE)).to_have_count(0)
     expect(page.get_by_role("region", name="Layouts")).to_have_count(0)

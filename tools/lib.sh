@@ -36,7 +36,7 @@ find_python() {
 # step TEXT COMMAND...: run a program, show its duration, and its output only if it fails.
 # The program runs in its own process group, so that Ctrl-C ends it with all its child processes.
 step() {
-    local text=$1 log begin=$SECONDS pid traps
+    local text=$1 log begin=$SECONDS pid traps code
     shift
     traps=$(trap -p INT TERM HUP)
     log=$(mktemp "${TMPDIR:-/tmp}/step.XXXXXX") || return 1
@@ -52,20 +52,19 @@ os.execvp(sys.argv[1], sys.argv[1:])' "$@" >"$log" 2>&1 </dev/null &
         printf '\r%s ... %d s ' "$text" "$((SECONDS - begin))"
         sleep 0.2
     done
-    if wait "$pid"; then
+    wait "$pid"
+    code=$?
+    trap - INT TERM HUP
+    eval "$traps"
+    if [ "$code" -eq 0 ]; then
         [ -t 1 ] && printf '\r%s ... ' "$text"
         printf 'done, %d s\n' "$((SECONDS - begin))"
-        trap - INT TERM HUP
-        eval "$traps"
-        rm -f "$log"
     else
-        trap - INT TERM HUP
-        eval "$traps"
         printf 'FAILED after %d s\n' "$((SECONDS - begin))"
         tail -n 40 "$log" >&2
-        rm -f "$log"
-        return 1
     fi
+    rm -f "$log"
+    [ "$code" -eq 0 ]
 }
 
 # is_usable DIR: return whether a virtual environment is of the version of PYTHON, and where it was created.

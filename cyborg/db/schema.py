@@ -72,6 +72,8 @@ services = _table(
     sa.Column("endpoint", sa.String(255)),
     sa.Column("status", sa.String(32), nullable=False),
     sa.Column("digest", sa.String(64)),
+    # Whether the last heartbeat had a digest: one without it may have changed the backends.
+    sa.Column("has_digest", sa.Boolean, nullable=False, default=True),
     # Generation of the last report of the epoch. A report that is not newer is late or a duplicate.
     sa.Column("generation", sa.BigInteger, nullable=False, default=0),
     sa.Column("versions", Json, nullable=False, default=dict),

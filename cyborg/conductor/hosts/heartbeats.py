@@ -121,6 +121,7 @@ class Hosts:
             "endpoint": check_text("endpoint", endpoint) if endpoint else None,
             "status": check_text("status", status, 32),
             "versions": _check_versions(versions),
+            "has_digest": digest is not None,
         }
         if boot_id is not None:
             fields["boot_id"] = check_text("boot_id", boot_id, 64)
@@ -162,7 +163,10 @@ class Hosts:
         # Before the row is overwritten: it says which process sent the last heartbeat.
         previous = store.previous_incarnation(tx, AGENT, host, beat.epoch)
         # This locks the row of the agent, and with it the inventory of the host.
-        row = store.upsert_heartbeat(tx, AGENT, host, beat.epoch, beat.times, beat.fields)
+        values = (beat.epoch, beat.times, beat.fields)
+        row = None if previous is None else store.restart(tx, previous, *values)
+        if row is None:
+            row = store.upsert_heartbeat(tx, AGENT, host, *values)
         stored = backend_store.replace(tx, host, states)
         stale = 0  # the number of providers to publish
         # An agent has restarted: compare its providers with Placement, if there are any: a host

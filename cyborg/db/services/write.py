@@ -7,7 +7,7 @@ generation, so that reports of one host are serialized.
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -25,10 +25,11 @@ from cyborg.db.services.read import ServiceColumns
 class HeartbeatFields(TypedDict):
     """The columns that a heartbeat writes, except epoch and digest.
 
-    Only an agent has ``endpoint`` and ``boot_id``.
+    Only an agent has ``endpoint``, ``has_digest`` and ``boot_id``.
     """
 
     endpoint: NotRequired[str | None]
+    has_digest: NotRequired[bool]
     boot_id: NotRequired[str]
     status: str
     versions: dict[str, Any]
@@ -52,6 +53,7 @@ class DaemonRow(StoredRow, ServiceColumns):
     epoch: str
     endpoint: str | None
     digest: str | None
+    has_digest: bool
     generation: int
     versions: dict[str, Any]
     started_at: datetime
@@ -81,7 +83,8 @@ def heartbeat_if_unchanged(
     """Record a heartbeat if it has the stored epoch and digest; return whether it was recorded.
 
     ``fields`` has the other columns of a heartbeat. Also return False if the service is marked
-    down, or if its generation is not ``desired_generation`` (None skips this check).
+    down, if its last heartbeat had no digest, or if its generation is not ``desired_generation``
+    (None skips this check).
     """
     # One UPDATE, which reads nothing first: nearly every heartbeat of a cloud ends here.
     change = sa.update(services).where(
@@ -89,6 +92,7 @@ def heartbeat_if_unchanged(
         services.c.host == host,
         services.c.epoch == epoch,
         services.c.digest == digest,
+        services.c.has_digest.is_(True),
         services.c.down_since.is_(None),
         *equal({services.c.desired_generation: desired_generation}),
     )
@@ -106,6 +110,43 @@ def previous_incarnation(tx: sa.Connection, binary: str, host: str, epoch: str) 
         services.c.binary == binary, services.c.host == host, services.c.epoch != epoch
     )
     return fetch_first(DaemonRow, tx.execute(query))
+
+
+def restart(
+    tx: sa.Connection,
+    previous: DaemonRow,
+    epoch: str,
+    times: HeartbeatTimes,
+    fields: HeartbeatFields,
+) -> DaemonRow | None:
+    """Record the first heartbeat of a new process of a daemon; return its row, locked.
+
+    Return None if another transaction has changed the row of the previous process meanwhile; then
+    ``upsert_heartbeat`` must record it. The generation of reports restarts at 0.
+    """
+    # UPDATE services SET epoch = ..., generation = 0, started_at = ..., last_seen_at = ...
+    #  WHERE id = ... AND epoch, generation, digest, down_since, desired_generation are as read
+    # The guards replace a SELECT of the row, which this lock allows only after the UPDATE: all
+    # agents of a cloud may restart at once. What they leave out changes with the generation, or is
+    # overwritten here.
+    s = services.c
+    values: dict[str, Any] = {**times, **fields, **_first_of(epoch, times)}
+    change = sa.update(services).where(
+        s.id == previous["id"],
+        s.epoch == previous["epoch"],
+        s.generation == previous["generation"],
+        s.digest == previous["digest"],
+        s.down_since == previous["down_since"],
+        s.desired_generation == previous["desired_generation"],
+    )
+    if not tx.execute(change.values(**values)).rowcount:
+        return None
+    return cast(DaemonRow, {**previous, **values})
+
+
+def _first_of(epoch: str, times: HeartbeatTimes) -> dict[str, Any]:
+    """Return the values that only the first heartbeat of a process writes."""
+    return {"epoch": epoch, "generation": 0, "started_at": times["last_seen_at"]}
 
 
 def upsert_heartbeat(
@@ -128,7 +169,7 @@ def upsert_heartbeat(
     # row. Not an upsert of the dialects: the second one must reset the generation.
     same_epoch = sa.update(services).where(same_daemon, services.c.epoch == epoch)
     if not tx.execute(same_epoch.values(**values)).rowcount:
-        values |= {"epoch": epoch, "generation": 0, "started_at": times["last_seen_at"]}
+        values |= _first_of(epoch, times)
         if not tx.execute(sa.update(services).where(same_daemon).values(**values)).rowcount:
             values |= {"uuid": str(uuid4()), "binary": binary, "host": host}
             tx.execute(sa.insert(services).values(**values))

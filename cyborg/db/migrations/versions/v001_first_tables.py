@@ -94,8 +94,7 @@ def upgrade() -> None:
         sa.Column("last_host", sa.String(255)),
         sa.Column("num_findings", sa.Integer(), nullable=False),
         sa.Column("findings", sa.JSON(), nullable=False),
-        sa.Column("owner", sa.String(255)),
-        sa.Column("lease_until", MOMENT),
+        *(sa.Column("owner", sa.String(255)), sa.Column("lease_until", MOMENT)),
         _unique("audits", "uuid"),
     )
     _table(
@@ -178,6 +177,7 @@ def upgrade() -> None:
         sa.Column("endpoint", sa.String(255)),
         sa.Column("status", sa.String(32), nullable=False),
         sa.Column("digest", sa.String(64)),
+        sa.Column("has_digest", sa.Boolean(), nullable=False),
         sa.Column("generation", sa.BigInteger(), nullable=False),
         sa.Column("versions", sa.JSON(), nullable=False),
         *_columns(MOMENT, "started_at", "last_seen_at", "late_at", "down_at", nullable=False),

@@ -76,6 +76,34 @@ def test_heartbeat_after_restart_with_same_digest_requests_no_report(engine: sa.
     assert len(rows.read(engine, schema.attach_handles)) == 3
 
 
+def test_heartbeat_after_restart_runs_seven_statements(engine: sa.Engine) -> None:
+    hosts, host = make_hosts(engine), Host()
+    host.send(hosts, card())
+    host.epoch, host.generation = str(uuid4()), 0
+    with count_statements(engine) as count:
+        host.hello(hosts)
+    assert len(count) == 7
+
+
+def test_discovery_after_the_first_heartbeat_of_a_restart_shows_the_backends_ready(
+    engine: sa.Engine,
+) -> None:
+    hosts, host = make_hosts(engine), Host()
+    host.send(hosts, card())
+    host.epoch, host.generation = str(uuid4()), 0
+    discovering = [replace(READY, status=BackendStatus.DISCOVERING).without_details().to_dict()]
+    versions = {"rpc": "1"}
+    hosts.heartbeat(host.name, host.epoch, None, "READY", discovering, None, versions)
+    (backend,) = rows.read(engine, schema.backends)
+    assert backend["status"] == "DISCOVERING"
+    assert host.hello(hosts)["report"] is False
+    (backend,) = rows.read(engine, schema.backends)
+    assert backend["status"] == "READY"
+    with count_statements(engine) as count:
+        host.hello(hosts)
+    assert len(count) == 1
+
+
 def test_option_for_reference_traits_requests_reports_anew(sqlite_engine: sa.Engine) -> None:
     host, uow = Host(), UnitOfWork(sqlite_engine)
     device = replace(

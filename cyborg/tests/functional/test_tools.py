@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The environment that ``tools/lib.sh`` keeps, and the scripts around the tests."""
 
+import contextlib
 import os
 import re
 import shlex
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,10 +22,14 @@ TOOLS = ROOT / "tools"
 RUN_PLUGINS = [f"cyborg.tests.fixtures.runs.{name}" for name in ("record", "scheduler", "workers")]
 
 
-def start_shell(text: str, *words: object, **environment: str) -> subprocess.Popen[str]:
-    """Start shell commands with the functions of ``lib.sh``, with this interpreter as PYTHON."""
+@contextlib.contextmanager
+def start_shell(text: str, *words: object, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Run shell commands with the functions of ``lib.sh``, with this interpreter as PYTHON.
+
+    The end of the block kills the shell.
+    """
     base = getattr(sys, "_base_executable", sys.executable)
-    return subprocess.Popen(
+    with subprocess.Popen(
         [
             "bash",
             "-c",
@@ -35,7 +41,11 @@ def start_shell(text: str, *words: object, **environment: str) -> subprocess.Pop
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def run_shell(text: str, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -372,14 +382,14 @@ def test_processes_that_could_not_be_listed_are_a_failure() -> None:
 
 
 def test_interrupted_documentation_says_what_has_ended(tmp_path: Path) -> None:
-    functions = "".join(map(take_function, ("wait_alone", "clean_up", "finish_docs")))
-    script = f"""{functions}
+    names = ("wait_for", "wait_alone", "clean_up", "finish_docs")
+    script = f"""{"".join(map(take_function, names))}
     kill_leftovers() {{ :; }}
-    wait_for() {{ say waiting; wait "$1"; }}
+    sleep() {{ say waiting; command sleep "$1"; }}
     CHECKS=0 ALONE=0 PASSED=2 FAILED=0 SKIPPED=1 PYTEST='' COMPILER='' WORK=$1
     trap clean_up EXIT
     trap 'exit 130' INT
-    sleep 600 &
+    command sleep 600 &
     DOCS=$!
     finish_docs
     """
@@ -388,7 +398,8 @@ def test_interrupted_documentation_says_what_has_ended(tmp_path: Path) -> None:
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
-    assert (process.returncode, output) == (130, "interrupted after 3 checks and tests\n")
+    assert process.returncode == 130
+    assert output.removeprefix("waiting\n") == "interrupted after 3 checks and tests\n"
 
 
 @pytest.mark.matrix

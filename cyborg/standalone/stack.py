@@ -39,7 +39,7 @@ LOG = log.get_logger(__name__)
 DATABASE = "cyborg.db"
 PLACEMENT_DATABASE = "placement.db"
 LOCK = "lock"
-START_TIMEOUT = 30.0  # seconds for a component to start
+START_TIMEOUT = 120.0  # seconds for a component to start; a busy machine needs more than 30
 STOP_TIMEOUT = 20.0  # seconds for stop()
 FINAL_CALL_TIMEOUT = 0.2  # seconds for the agent's call in flight at a stop
 # If no driver is enabled, so that the service has at least one device.

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from cyborg.core.errors import DriverFailed
 from cyborg.drivers.kernel import nvml
+from cyborg.drivers.kernel.mig_placements import Placement, place
 from cyborg.drivers.kernel.nvml import GpuFacts, MigMode, short_name
 from cyborg.drivers.privileged import CONTEXT, gpu, mig, vgpu
 from cyborg.testing.machine import HostTree
@@ -26,6 +27,15 @@ from cyborg.testing.machine import HostTree
 _NUMBER = re.compile(r"[+-]?[0-9]+\n?")  # kstrtol of Linux
 HEADING = "ID    : vGPU Name\n"
 SLICES = 7  # of a GPU in MIG mode
+# By the slices of an instance: its slices of memory, of which there are eight, and the possible
+# first ones.
+_PLACES: Mapping[int, tuple[int, Sequence[int]]] = {
+    1: (1, range(7)),
+    2: (2, (0, 2, 4)),
+    3: (4, (0, 4)),
+    4: (4, (0,)),
+    7: (8, (0,)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,17 +222,21 @@ class SimulatedVgpuHost(HostTree):
         if not card.mig or card.vgpus:
             reason = "In use by another client" if card.mig else "Not Supported"
             raise DriverFailed(f"the MIG instances of {address} could not be replaced: {reason}")
+        possible: dict[str, list[Placement]] = {}
+        for profile in instances:
+            size, starts = _PLACES[_slices(profile)]
+            possible[profile] = [Placement(start, size) for start in starts]
+        placed, text = place(instances, possible), nvml.format_instances(instances)
+        if placed is None:
+            raise DriverFailed(f"{address} has no room for the MIG instances {text}")
         card.instances = Counter()
-        for profile in sorted(instances, key=_slices, reverse=True):
-            for _ in range(instances[profile]):
-                used = sum(_slices(name) * count for name, count in card.instances.items())
-                if used + _slices(profile) > SLICES or "instances" in self.failing:
-                    self._update(card)
-                    raise DriverFailed(
-                        f"the MIG instances of {address} could not be replaced by "
-                        f"{nvml.format_instances(instances)}: Insufficient Resources"
-                    )
-                card.instances[profile] += 1
+        if placed and "instances" in self.failing:
+            self._update(card)
+            raise DriverFailed(
+                f"the MIG instances of {address} could not be replaced by {text}: Insufficient "
+                "Resources"
+            )
+        card.instances.update(instances)
         self._update(card)
 
     def open_function(self, function: str) -> None:

@@ -23,7 +23,7 @@ import importlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import not_
 from typing import Any, NamedTuple, TypeVar
@@ -33,6 +33,7 @@ from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import MAX_TEXT
 from cyborg.core.log import get_logger
 from cyborg.drivers.kernel import nvlink
+from cyborg.drivers.kernel.mig_placements import Placement, place
 from cyborg.drivers.kernel.nvml_errors import ignored_if_unsupported, is_unsupported
 from cyborg.drivers.sysfs import PciFunction
 
@@ -298,13 +299,17 @@ def replace_instances(address: str, instances: Mapping[str, int]) -> None:
                     f"{address} has no MIG profile {unknown[0]}: expected one of "
                     f"{', '.join(profiles)}"
                 )
+            # Before any instance is destroyed: instances that do not fit change nothing.
+            placed = _place_instances(nvml, device, instances, profiles)
+            if placed is None:
+                raise DriverFailed(
+                    f"{address} has no room for the MIG instances {format_instances(instances)}"
+                )
             for profile in profiles.values():
                 for instance in _list_instances(nvml, device, profile):
                     _destroy(nvml, instance)
-            # The largest first: small ones can leave no contiguous slices for them.
-            for name in sorted(instances, key=lambda name: -profiles[name].sliceCount):
-                for _ in range(instances[name]):
-                    _create(nvml, device, profiles[name])
+            for name, placement in placed:
+                _create(nvml, device, profiles[name], placement)
     except nvml.NVMLError as exc:
         raise DriverFailed(
             f"the MIG instances of {address} could not be replaced by "
@@ -330,6 +335,30 @@ def _list_instances(nvml: Any, device: Any, profile: Any) -> list[Any]:
     return list(instances[: count.value])
 
 
+def _place_instances(
+    nvml: Any, device: Any, instances: Mapping[str, int], profiles: Mapping[str, Any]
+) -> Sequence[tuple[str, Placement | None]] | None:
+    """Return the profile and the placement of each instance, or None if they do not fit.
+
+    All placements are None if NVML does not list those of a profile.
+    """
+    possible: dict[str, list[Placement]] = {}
+    with ignored_if_unsupported(nvml):
+        for name in instances:
+            count = ctypes.c_uint()
+            arguments = (device, profiles[name].id)
+            list_placements = nvml.nvmlDeviceGetGpuInstancePossiblePlacements
+            list_placements(*arguments, None, ctypes.byref(count))
+            found = (nvml.c_nvmlGpuInstancePlacement_t * count.value)()
+            list_placements(*arguments, found, ctypes.byref(count))
+            possible[name] = [Placement(item.start, item.size) for item in found[: count.value]]
+    if all(map(possible.get, instances)):
+        return place(instances, possible)
+    # The largest first: small ones can leave no contiguous slices for them.
+    names = sorted(instances, key=lambda name: -profiles[name].sliceCount)
+    return [(name, None) for name in names for _ in range(instances[name])]
+
+
 def _destroy(nvml: Any, instance: Any) -> None:
     """Destroy a GPU instance with its compute instances."""
     for number in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
@@ -349,13 +378,19 @@ def _destroy(nvml: Any, instance: Any) -> None:
     nvml.nvmlGpuInstanceDestroy(instance)
 
 
-def _create(nvml: Any, device: Any, profile: Any) -> None:
+def _create(nvml: Any, device: Any, profile: Any, placement: Placement | None) -> None:
     """Create a GPU instance with one compute instance that uses all slices of the GPU instance.
 
-    A GPU instance whose compute instance cannot be created remains: each change begins with the
-    removal of all instances.
+    Without a placement, the kernel driver chooses one. A GPU instance whose compute instance cannot
+    be created remains: each change begins with the removal of all instances.
     """
-    instance = nvml.nvmlDeviceCreateGpuInstance(device, profile.id)
+    if placement is None:
+        instance = nvml.nvmlDeviceCreateGpuInstance(device, profile.id)
+    else:
+        location = nvml.c_nvmlGpuInstancePlacement_t(*placement)
+        instance = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(
+            device, profile.id, ctypes.byref(location)
+        )
     for number in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
         with ignored_if_unsupported(nvml):  # the instance has no such profile
             info = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(

@@ -48,5 +48,7 @@ def library(built: ctypes.CDLL) -> Iterator[ctypes.CDLL]:
     built.set_ignoring(0)
     built.set_lost(0)
     built.set_unprivileged(0)
+    built.set_profiles(3)
+    built.set_placing(1)
     yield built
     assert built.count_opened() == 0, "NVML must be closed, or the kernel cannot detach the GPU"

@@ -3,29 +3,33 @@
  *
  * Names and arguments are those of the NVML API Reference Guide. There are two GPUs: one with vGPU
  * types, and an old one that supports little. The first one can be in MIG mode. It has seven slices,
- * and its GPU instances have compute instances. Outside the MIG mode, it has a heterogeneous mode for
- * vGPUs of different sizes. Calls work between nvmlInit and nvmlShutdown only.
+ * eight slices of memory, and its GPU instances have compute instances. Outside the MIG mode, it has
+ * a heterogeneous mode for vGPUs of different sizes. Calls work between nvmlInit and nvmlShutdown only.
  */
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
 enum { SUCCESS, UNINITIALIZED, INVALID, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 6, SMALL = 7, NOT_LOADED = 9 };
-enum { NO_RESOURCES = 23, IN_USE = 19, VERSION = 25, LOST = 15, PROFILES = 3, SLICES = 7 };
+enum { NO_RESOURCES = 23, IN_USE = 19, VERSION = 25, LOST = 15, PROFILES = 4, SLICES = 7 };
 typedef struct {
     unsigned version, id, p2p, slices, instances, counts[6];
     unsigned long long megabytes;
     char name[96];
 } Profile;
 typedef struct { unsigned version, id, slices, instances, counts[6]; char name[96]; } ComputeProfile;
-typedef struct { int used, profile, computes; } Instance;
+typedef struct { int used, profile, computes; unsigned start; } Instance;
+typedef struct { unsigned start, size; } Placement;
 typedef struct { unsigned long long total, free, used; } Memory;
 static const char *const names[] = {"NVIDIA A40-12Q", "NVIDIA A40-24Q"};
-/* In MIG mode: types 1001 to 1003, each for the profile of its index. */
+/* In MIG mode: types 1001 to 1003, each for the profile of its index. The last profile has none, and
+ * is one only after set_profiles(4). */
 static const char *const mig_names[] = {"GRID A100-1-10C", "GRID A100-2-20C", "GRID A100-7-80C"};
-static const unsigned ids[PROFILES] = {19, 14, 0}, slices[PROFILES] = {1, 2, 7};
-static const unsigned limits[PROFILES] = {7, 3, 1}, indices[PROFILES] = {0, 1, 4};
-static const char *const profile_names[] = {"MIG 1g.10gb", "MIG 2g.20gb", "MIG 7g.80gb"};
+static const unsigned ids[PROFILES] = {19, 14, 0, 9}, slices[PROFILES] = {1, 2, 7, 3};
+static const unsigned limits[PROFILES] = {7, 3, 1, 2}, indices[PROFILES] = {0, 1, 4, 2};
+static const unsigned sizes[PROFILES] = {1, 2, 8, 4}; /* in memory; each starts at a multiple */
+static const char *const profile_names[] = {"MIG 1g.10gb", "MIG 2g.20gb", "MIG 7g.80gb", "MIG 3g.40gb"};
+static int profiles = 3, placing = 1;
 static Instance instances[SLICES];
 static int opened, broken, mig, busy, failing, gpus[2], heterogeneous, vgpus, ignoring;
 static int pending, activation, querying;
@@ -50,6 +54,10 @@ void reset_gpu(void) { mig = pending; }
 int get_pending(void) { return pending; }
 void set_busy(int value) { busy = value; }       /* a process uses the instances */
 void set_failing(int value) { failing = value; } /* this many creations succeed, if not 0 */
+
+/* Number of profiles, and whether NVML knows their placements. */
+void set_profiles(int value) { profiles = value; }
+void set_placing(int value) { placing = value; }
 
 /* Whether the caller may not list GPU instances. */
 static int unprivileged;
@@ -262,7 +270,7 @@ int nvmlDeviceGetFieldValues(void *device, int count, FieldValue *values)
 
 static int find(const unsigned *values, unsigned value)
 {
-    for (int number = 0; number < PROFILES; number++)
+    for (int number = 0; number < profiles; number++)
         if (values[number] == value) return number;
     return -1;
 }
@@ -290,19 +298,56 @@ int nvmlDeviceGetGpuInstances(void *device, unsigned profile, Instance **found, 
     return SUCCESS;
 }
 
-int nvmlDeviceCreateGpuInstance(void *device, unsigned profile, Instance **created)
+int nvmlDeviceGetGpuInstancePossiblePlacements_v2(
+    void *device, unsigned profile, Placement *found, unsigned *count)
 {
-    unsigned used = 0;
     int number = find(ids, profile);
     if (!modern(device) || number < 0) return INVALID;
-    for (int other = 0; other < SLICES; other++)
-        used += instances[other].used ? slices[instances[other].profile] : 0;
-    if (used + slices[number] > SLICES || (failing && !--failing)) return NO_RESOURCES;
+    if (!placing) return NOT_SUPPORTED;
+    if (found && *count < limits[number]) return SMALL;
+    *count = limits[number];
+    for (unsigned place = 0; found && place < *count; place++)
+        found[place].start = place * sizes[number], found[place].size = sizes[number];
+    return SUCCESS;
+}
+
+static int is_free(unsigned start, unsigned size)
+{
+    for (Instance *other = instances; other < instances + SLICES; other++)
+        if (other->used && other->start < start + size
+            && start < other->start + sizes[other->profile]) return 0;
+    return 1;
+}
+
+static int create(int number, unsigned start, Instance **created)
+{
+    if (!is_free(start, sizes[number]) || (failing && !--failing)) return NO_RESOURCES;
     for (Instance *instance = instances; instance < instances + SLICES; instance++)
         if (!instance->used) {
-            instance->used = 1, instance->profile = number, instance->computes = 0;
+            *instance = (Instance){1, number, 0, start};
             return (*created = instance, SUCCESS);
         }
+    return NO_RESOURCES;
+}
+
+int nvmlDeviceCreateGpuInstanceWithPlacement(
+    void *device, unsigned profile, const Placement *placement, Instance **created)
+{
+    int number = find(ids, profile);
+    if (!modern(device) || number < 0 || placement->size != sizes[number]
+        || placement->start % sizes[number]
+        || placement->start / sizes[number] >= limits[number]) return INVALID;
+    return create(number, placement->start, created);
+}
+
+/* At the first free place. */
+int nvmlDeviceCreateGpuInstance(void *device, unsigned profile, Instance **created)
+{
+    int number = find(ids, profile);
+    if (!modern(device) || number < 0) return INVALID;
+    for (unsigned place = 0; place < limits[number]; place++)
+        if (is_free(place * sizes[number], sizes[number]))
+            return create(number, place * sizes[number], created);
     return NO_RESOURCES;
 }
 

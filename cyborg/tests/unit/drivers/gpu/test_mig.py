@@ -348,11 +348,33 @@ def test_privileged_function_refuses_other_numbers(kernel: MigKernel, count: int
         gpu.set_instances(CARD, ["1g.10gb"])
 
 
-def test_privileged_function_creates_a_mix_with_the_largest_first(
+def test_privileged_function_places_the_instances_of_a_mix(
+    kernel: MigKernel, library: ctypes.CDLL
+) -> None:
+    """At the first free places, the large instance would leave only three for small ones."""
+    library.set_profiles(4)
+    mix = {"1g.10gb": 4, "3g.40gb": 1}
+    gpu.set_instances(CARD, mix)
+    assert (library.count_instances(19), library.count_instances(9)) == (4, 1)
+    library.set_placing(0)
+    with pytest.raises(DriverFailed, match=r"by 4x1g\.10gb\+1x3g\.40gb: Insufficient Resources"):
+        gpu.set_instances(CARD, mix)
+
+
+def test_privileged_function_with_a_mix_without_room_changes_nothing(
     kernel: MigKernel, library: ctypes.CDLL
 ) -> None:
     gpu.set_instances(CARD, {"1g.10gb": 3, "2g.20gb": 2})
+    with pytest.raises(DriverFailed, match=r"has no room for .* 4x1g\.10gb\+2x2g\.20gb"):
+        gpu.set_instances(CARD, {"1g.10gb": 4, "2g.20gb": 2})
     assert [library.count_instances(profile) for profile in TYPES.values()] == [3, 2, 0]
+
+
+def test_privileged_function_without_placements_creates_the_largest_first(
+    kernel: MigKernel, library: ctypes.CDLL
+) -> None:
+    library.set_placing(0)
+    gpu.set_instances(CARD, {"1g.10gb": 3, "2g.20gb": 2})
     with pytest.raises(DriverFailed, match=r"replaced by 4x1g\.10gb\+2x2g\.20gb: Insufficient"):
         gpu.set_instances(CARD, {"1g.10gb": 4, "2g.20gb": 2})
     assert [library.count_instances(profile) for profile in TYPES.values()] == [3, 2, 0]

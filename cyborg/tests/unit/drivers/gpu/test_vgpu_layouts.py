@@ -46,7 +46,7 @@ MIG_RULE = f"address={CARD},type=H200X-1-18C|H200X-3-71C|H200X-3-35C"
 MIG_MIXED, MIG_SMALL, MIG_SHARED = (
     "1xH200X-3-71C+4xH200X-1-18C",
     "7xH200X-1-18C",
-    "3xH200X-3-35C+1xH200X-1-18C",
+    "1xH200X-3-35C+3xH200X-1-18C",
 )
 
 
@@ -383,7 +383,7 @@ def test_mig_layouts_are_mixes_of_mig_backed_types(mig_host: SimulatedVgpuHost) 
     [
         (MIG_MIXED, {"3g.71gb": 1, "1g.18gb": 4}, {"H200X-3-71C": 1, "H200X-1-18C": 4}),
         (MIG_SMALL, {"1g.18gb": 7}, {"H200X-1-18C": 7}),
-        (MIG_SHARED, {"3g.71gb": 2, "1g.18gb": 1}, {"H200X-3-35C": 3, "H200X-1-18C": 1}),
+        (MIG_SHARED, {"3g.71gb": 1, "1g.18gb": 3}, {"H200X-3-35C": 1, "H200X-1-18C": 3}),
     ],
 )
 def test_mig_partition_creates_the_instances_that_the_types_need(

@@ -35,10 +35,12 @@ OPTIONS = (
         "list",
         (),
         "Mixes of vGPUs that cards of vgpu_types can have, such as 2xH200X-70C or, in the "
-        "heterogeneous mode, 1xH200X-70C+4xH200X-18C. Each possible mix, and the whole card, is a "
-        "layout that operators can change. A rule must enable all types of the mix. It needs the "
-        "extra nvml. MIG-backed types switch the MIG mode on, other mixes and the whole card "
-        "switch it off. An empty list: the driver does not change SR-IOV.",
+        "heterogeneous mode, 1xH200X-70C+4xH200X-18C; or of GPU instances by MIG profile, such as "
+        "1x3g.71gb+4x1g.18gb, which have vGPUs of the first enabled type of each profile. Each "
+        "possible mix, and the whole card, is a layout that operators can change. A rule must "
+        "enable all types of the mix. It needs the extra nvml. MIG profiles and MIG-backed types "
+        "switch the MIG mode on, other mixes and the whole card switch it off. An empty list: the "
+        "driver does not change SR-IOV.",
     ),
     Option(
         "sriov_manage",

@@ -91,9 +91,9 @@ class VgpuCards:
         lacking = [a for a, rule in self._card_rules.items() if rule and self._lacks_types(a)]
         if lacking:
             remarks.append(
-                f"{', '.join(lacking[:4])}: a mix of vgpu_layouts has types that NVML does not "
-                "list, and it describes no MIG profiles: enable the MIG mode once (nvidia-smi -mig "
-                "1) and restart the agent, which remembers them"
+                f"{', '.join(lacking[:4])}: a mix of vgpu_layouts has types or profiles that NVML "
+                "does not list, and it describes no MIG profiles: enable the MIG mode once "
+                "(nvidia-smi -mig 1) and restart the agent, which remembers them"
             )
         return (*unused, *remarks)
 
@@ -103,7 +103,8 @@ class VgpuCards:
         if rule is None or facts.mig != "disabled" or facts.mig_profiles:
             return False
         types = {type_ for mix in self.mixes for type_ in mix.counts} & set(rule.types)
-        return not types <= facts.max_vgpus.keys()
+        has_profiles = any(mix.profiles for mix in self.mixes)
+        return has_profiles or not types <= facts.max_vgpus.keys()
 
     def begin_discovery(self) -> None:
         """Forget what the last discovery selected."""
@@ -171,7 +172,7 @@ class VgpuCards:
             (a for a in self._selected if self._card_of(a) == card.address), key=PciAddress.parse
         )
         if addresses:
-            card = self._divide(card, addresses, self.find_mix(layout))
+            card = self._divide(card, addresses, self.find_mix(card.address, layout))
         else:
             self._plans.pop(card.address, None)
         if layout is None:
@@ -325,9 +326,16 @@ class VgpuCards:
             self.records.remove_prepared(item.device, item.handle)
         return type_
 
-    def find_mix(self, layout: str | None) -> Mix | None:
-        """Return the mix with a name; None for another layout."""
-        return next((mix for mix in self.mixes if mix.name == layout), None)
+    def find_mix(self, card: str, layout: str | None) -> Mix | None:
+        """Return the mix with a name, with its types on a card; None for another layout."""
+        mix = next((mix for mix in self.mixes if mix.name == layout), None)
+        rule = self.rule_of_card(card)
+        if mix is None or rule is None:
+            return None
+        # Types that servers have come first: they are those of a layout that is applied again.
+        in_use = self.records.prepared_of(card).values()
+        types = sorted(rule.types, key=lambda type_: type_ not in in_use)
+        return mix.find_types(types, self.host.read_facts(card))
 
     def current_layout(self, card: PciFunction) -> str:
         """Return the name of the current layout of a card that a rule selects.
@@ -343,7 +351,7 @@ class VgpuCards:
             facts = self.host.read_facts(card.address)
             mig_differs = facts.in_mig_mode or facts.mig_pending
             return OTHER if mig_differs or self._lacks_functions(card.address) else WHOLE
-        mix = self.find_mix(self.records.layout_of(card.address))
+        mix = self.find_mix(card.address, self.records.layout_of(card.address))
         applied = mix is not None and mix.is_applied(self.host.read_facts(card.address))
         return mix.name if mix is not None and applied else OTHER
 
@@ -377,7 +385,7 @@ class VgpuCards:
     def _lacks_functions(self, card: str) -> bool:
         """Return whether a card without virtual functions should have them: see the records."""
         records = self.records
-        has_mix = self.find_mix(records.layout_of(card)) is not None
+        has_mix = self.find_mix(card, records.layout_of(card)) is not None
         return has_mix or records.is_changing(card) or bool(records.prepared_of(card))
 
     def _layout_of(self, address: str) -> str | None:
@@ -402,7 +410,9 @@ class VgpuCards:
             [state for state in states if state is not None],
             prepared,
             self.host.read_facts(card),
-            None if mix is None else mix.counts,
+            # Without types of its profiles, which no rule enables any more, it offers nothing: the
+            # reason names the types of the rule.
+            None if mix is None else mix.counts or None,
         )
 
     def _deployable(

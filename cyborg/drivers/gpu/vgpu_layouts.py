@@ -96,13 +96,14 @@ class VgpuLayouts:
         # While a change did not end, the current layout is OTHER: the same one is applied again.
         if layout == self._cards.current_layout(card):
             return
-        mixes = self._possible(address)
-        mix = next((mix for mix in mixes if mix.name == layout), None)
+        mix = self._cards.find_mix(address, layout)
         if mix is None and layout != WHOLE:
+            names = [WHOLE, *(possible.name for possible in self._possible(address))]
             raise DriverFailed(
-                f"{address} has no layout {layout!r}: expected one of "
-                f"{', '.join([WHOLE, *(mix.name for mix in mixes)])}"
+                f"{address} has no layout {layout!r}: expected one of {', '.join(names)}"
             )
+        if mix is not None and (obstacle := self._find_obstacle(address, mix)) is not None:
+            raise DriverFailed(f"{address} cannot have the layout {layout}: {obstacle}")
         self._check_vgpus(address, mix)
         previous, target = self._read_state(address), self._target(address, mix)
         self._records.begin_change(address)
@@ -118,9 +119,15 @@ class VgpuLayouts:
         self._records.end_change(address)
 
     def _possible(self, address: str) -> list[Mix]:
-        rule, facts = self._cards.rule_of_card(address), self._host.read_facts(address)
+        mixes = (self._cards.find_mix(address, mix.name) for mix in self._cards.mixes)
+        return [
+            mix for mix in mixes if mix is not None and self._find_obstacle(address, mix) is None
+        ]
+
+    def _find_obstacle(self, address: str, mix: Mix) -> str | None:
+        rule = self._cards.rule_of_card(address)
         types = () if rule is None else rule.types
-        return [mix for mix in self._cards.mixes if mix.is_possible(types, facts)]
+        return mix.find_obstacle(types, self._host.read_facts(address))
 
     def _target(self, address: str, mix: Mix | None) -> CardState:
         """Return the state of the card at an address for a mix, or for the whole card."""

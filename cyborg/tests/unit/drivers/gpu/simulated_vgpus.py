@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gpu driver on the simulated host with vGPUs of ``cyborg.testing.vgpu_host``."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 
 from cyborg.core.inventory.device import Device
 from cyborg.core.jobs.job import WorkItem
-from cyborg.drivers.base import Memory
+from cyborg.drivers.base import Memory, VolatileMemory
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.privileged import gpu, mig, vgpu
@@ -68,6 +68,58 @@ def make_driver(
     driver.host = "compute-1"
     if memory is not None:
         driver.memory = memory
+    return driver
+
+
+class AgentEnds(BaseException):
+    """The agent is killed."""
+
+
+class Life:
+    """An agent that is killed after a number of effects; then nothing has an effect."""
+
+    def __init__(self, effects: int) -> None:
+        self.left = effects
+
+    def limit(self, effect: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that has the effect while the agent runs."""
+
+        def run(*arguments: Any) -> Any:
+            self.left -= 1
+            if self.left < 0:
+                raise AgentEnds
+            return effect(*arguments)
+
+        return run
+
+
+CHANGES = (
+    "set_mig_mode",
+    "set_sriov",
+    "set_heterogeneous",
+    "set_instances",
+    "create_vgpu",
+    "remove_vgpu",
+)
+
+
+def make_killed_driver(
+    host: SimulatedVgpuHost, life: Life, memory: Memory, **options: Any
+) -> GpuDriver:
+    """Return a driver whose changes of the host and of its memory are those of a life."""
+    access = make_access(host)
+    limited: dict[str, Any] = {name: life.limit(getattr(access, name)) for name in CHANGES}
+    driver = GpuDriver("gpus", options, host.root, replace(access, **limited))
+    put = life.limit(memory.put)
+
+    class LimitedMemory(VolatileMemory):
+        def get(self, key: str) -> str | None:
+            return memory.get(key)
+
+        def put(self, key: str, text: str | None) -> bool:
+            return bool(put(key, text))
+
+    driver.memory = LimitedMemory()
     return driver
 
 

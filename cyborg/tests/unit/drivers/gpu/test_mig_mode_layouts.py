@@ -18,6 +18,7 @@ from cyborg.testing.vgpu_host import SimulatedVgpuHost, VgpuType
 from cyborg.tests.fixtures.machine.tiers import sample
 from cyborg.tests.unit.drivers.gpu.simulated_vgpus import (
     CARD,
+    CHANGES,
     LARGE,
     SMALL,
     discover,
@@ -35,15 +36,9 @@ TYPES = (
 RULE = f"address={CARD},type=H200X-70C|H200X-35C|H200X-1-18C|H200X-3-71C"
 PAIR, MIXED = "2xH200X-70C", "1xH200X-70C+2xH200X-35C"
 SLICES, SLICED = "7xH200X-1-18C", "1xH200X-3-71C+4xH200X-1-18C"
-MIXES = [PAIR, MIXED, SLICES, SLICED]
-STEPS = (
-    "set_mig_mode",
-    "set_sriov",
-    "set_heterogeneous",
-    "set_instances",
-    "create_vgpu",
-    "remove_vgpu",
-)
+PROFILES = "1x3g.71gb+4x1g.18gb"
+MIG = (SLICES, SLICED, PROFILES)
+MIXES = [PAIR, MIXED, *MIG]
 
 
 @pytest.fixture
@@ -98,7 +93,7 @@ class Steps:
 def make_recorded(host: SimulatedVgpuHost, steps: Steps) -> GpuDriver:
     """Return a driver whose privileged changes are steps."""
     access = make_access(host)
-    changed: dict[str, Any] = {name: steps.wrap(name, getattr(access, name)) for name in STEPS}
+    changed: dict[str, Any] = {name: steps.wrap(name, getattr(access, name)) for name in CHANGES}
     access = replace(access, **changed)
     return GpuDriver("gpus", make(host).options, host.root, access)
 
@@ -118,8 +113,9 @@ def test_partition_to_each_layout_from_each_layout(
 ) -> None:
     host.cards[CARD].needs_reset = needs_reset
     driver = make(host)
-    counts = {"whole": 1, PAIR: 2, MIXED: 3, SLICES: 7, SLICED: 5}
-    instances = {SLICES: {"1g.18gb": 7}, SLICED: {"3g.71gb": 1, "1g.18gb": 4}}
+    counts = {"whole": 1, PAIR: 2, MIXED: 3, SLICES: 7, SLICED: 5, PROFILES: 5}
+    mixed = {"3g.71gb": 1, "1g.18gb": 4}
+    instances = {SLICES: {"1g.18gb": 7}, SLICED: mixed, PROFILES: mixed}
     for layout in each_to_each(list(counts)):
         partition(driver, layout)
         assert current(driver) == layout
@@ -140,6 +136,8 @@ MARKS: dict[tuple[str, str, bool], pytest.MarkDecorator | tuple[()]] = {
     (MIXED, SLICED, True): (),
     (SLICED, MIXED, False): pytest.mark.matrix,
     (SLICES, SLICED, True): pytest.mark.matrix,
+    ("whole", PROFILES, True): (),
+    (PROFILES, PAIR, False): pytest.mark.matrix,
 }
 
 
@@ -163,7 +161,7 @@ def test_partition_that_fails_at_any_step_restores_the_card(
     steps.names.clear()
     partition(driver, layout)
     names = tuple(steps.names)
-    switches = (previous in (SLICES, SLICED)) != (layout in (SLICES, SLICED))
+    switches = (previous in MIG) != (layout in MIG)
     assert ("set_mig_mode" in names) == switches
     partition(driver, previous)
     before, device = state(host), discover(driver)

@@ -73,9 +73,10 @@ def test_parse_too_many_mixes_or_types_is_an_invalid_option(
     ],
 )
 def test_time_sliced_mix_is_possible_within_the_framebuffer(text: str, expected: bool) -> None:
-    assert parse(text).is_possible(("A-70C", "A-35C", "A-18C", "B-1C"), TIME_SLICED) is expected
-    assert not parse(text).is_possible(("A-141C",), TIME_SLICED), "no rule enables its types"
-    assert not parse(text).is_possible(("A-70C", "A-35C", "A-18C"), GpuFacts()), "without NVML"
+    types = ("A-70C", "A-35C", "A-18C", "B-1C")
+    assert (parse(text).find_obstacle(types, TIME_SLICED) is None) is expected
+    assert parse(text).find_obstacle(("A-141C",), TIME_SLICED), "no rule enables its types"
+    assert parse(text).find_obstacle(types, GpuFacts()), "without NVML"
 
 
 def test_mix_of_several_sizes_needs_the_heterogeneous_mode() -> None:
@@ -85,8 +86,8 @@ def test_mix_of_several_sizes_needs_the_heterogeneous_mode() -> None:
         False,
     )
     unsupported = replace(TIME_SLICED, heterogeneous=None)
-    assert not mixed.is_possible(types, unsupported)
-    assert single.is_possible(types, unsupported)
+    assert mixed.find_obstacle(types, unsupported) == "it has no mode for vGPUs of different sizes"
+    assert single.find_obstacle(types, unsupported) is None
     assert not mixed.is_applied(TIME_SLICED)
     assert mixed.is_applied(replace(TIME_SLICED, heterogeneous=True))
     assert not single.is_applied(replace(TIME_SLICED, mig_pending=True))
@@ -107,7 +108,7 @@ def test_mig_backed_mix_needs_the_instances_of_its_types(
     text: str, instances: dict[str, int] | None
 ) -> None:
     mix = parse(text)
-    assert mix.is_possible(BACKED.vgpu_profiles, BACKED) is (instances is not None)
+    assert (mix.find_obstacle(BACKED.vgpu_profiles, BACKED) is None) is (instances is not None)
     if instances is not None:
         assert mix.instances(BACKED) == instances
         assert mix.is_applied(BACKED) is (instances == {"3g": 1, "1g": 4})
@@ -115,4 +116,5 @@ def test_mig_backed_mix_needs_the_instances_of_its_types(
 
 def test_mix_of_mig_backed_and_other_types_is_not_possible() -> None:
     facts = replace(BACKED, max_vgpus={**BACKED.max_vgpus, "A-18C": 7})
-    assert not parse("1xA-1-18C+1xA-18C").is_possible(("A-1-18C", "A-18C"), facts)
+    mix = parse("1xA-1-18C+1xA-18C")
+    assert mix.find_obstacle(("A-1-18C", "A-18C"), facts) == "its types are not all MIG-backed"

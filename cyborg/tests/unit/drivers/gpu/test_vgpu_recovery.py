@@ -22,12 +22,15 @@ from cyborg.tests.unit.drivers.gpu.simulated_vgpus import (
     CARD,
     LARGE,
     SMALL,
+    AgentEnds,
+    Life,
     discover,
     host,
     item,
     make_access,
     make_driver,
     make_host,
+    make_killed_driver,
     offered,
 )
 
@@ -46,49 +49,10 @@ OPTIONS: dict[str, Any] = {
 EFFECTS = 100  # more than a change has
 
 
-class AgentEnds(BaseException):
-    """The agent is killed."""
-
-
-class Life:
-    """An agent that is killed after a number of effects; then nothing has an effect."""
-
-    def __init__(self, effects: int) -> None:
-        self.left = effects
-
-    def limit(self, effect: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any) -> Any:
-            self.left -= 1
-            if self.left < 0:
-                raise AgentEnds
-            return effect(*arguments)
-
-        return run
-
-
 def make(host: SimulatedVgpuHost, memory: VolatileMemory, life: Life | None = None) -> GpuDriver:
     if life is None:
         return make_driver(host, RULE, memory=memory, **OPTIONS)
-    access = make_access(host)
-    access = replace(
-        access,
-        create_vgpu=life.limit(access.create_vgpu),
-        remove_vgpu=life.limit(access.remove_vgpu),
-        set_sriov=life.limit(access.set_sriov),
-        set_heterogeneous=life.limit(access.set_heterogeneous),
-    )
-    driver = GpuDriver("gpus", {"vgpu_types": [RULE], **OPTIONS}, host.root, access)
-    put = life.limit(memory.put)
-
-    class LimitedMemory(VolatileMemory):
-        def get(self, key: str) -> str | None:
-            return memory.get(key)
-
-        def put(self, key: str, text: str | None) -> bool:
-            return bool(put(key, text))
-
-    driver.memory = LimitedMemory()
-    return driver
+    return make_killed_driver(host, life, memory, vgpu_types=[RULE], **OPTIONS)
 
 
 def current(driver: GpuDriver) -> str:

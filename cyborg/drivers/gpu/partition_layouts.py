@@ -3,8 +3,9 @@
 
 Only a card that is not divided (SPX) is offered. The partitions of all other modes are nodes of DRM
 for processes of the host, such as containers, and no PCI functions, so no server can get them.
-The memory mode is not changed: a request applies to all linked cards when the module is loaded
-again. ``cyborg.drivers.kernel.amdgpu`` has the sources.
+The memory mode is not changed: a request applies to all linked cards, and only when the module is
+unloaded and loaded again, for which none of them may be in use. ``cyborg.drivers.kernel.amdgpu``
+has the sources.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

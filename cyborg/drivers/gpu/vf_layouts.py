@@ -7,7 +7,9 @@ two (``pf_estimate_fair_lmem`` of ``xe``). The memory and the scheduling are set
 same for all of them. Alternative not taken: memory that is set before the functions are created,
 which ends the division of the other resources by the driver.
 Functions of other vendors are not created this way: NVIDIA's need ``sriov-manage``, and AMD's are
-created when the module ``gim`` is loaded (``vf_num``), which has no ``sriov_configure``.
+created when the module ``gim`` is loaded (``vf_num``). Its ``pci_driver`` (``gim_shim/gim_drv.c``
+of amd/MxGPU-Virtualization) has no ``sriov_configure``, without which ``sriov_numvfs_store`` of
+Linux refuses a write with ENOENT.
 """
 
 import re

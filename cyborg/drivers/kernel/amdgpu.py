@@ -10,8 +10,11 @@ Linux. A PCI function has
 * ``available_compute_partition``: the modes that the card can have now, such as ``SPX, DPX, CPX``.
   With NPS1 each mode is valid that divides the dies; SPX is valid with NPS1 only, DPX with at most
   two memory partitions, QPX and CPX with one or four;
-* ``current_memory_partition``, ``available_memory_partition``: NPS1 and others. A write requests it
-  for all cards that are linked by XGMI, for the time when the module is loaded again.
+* ``current_memory_partition``, ``available_memory_partition``: NPS1 and others. Since Linux 6.13 a
+  write stores a request for all cards that are linked by XGMI (``current_memory_partition_store``).
+  It is sent to the firmware of these cards when the first one loses its driver
+  (``amdgpu_gmc_prepare_nps_mode_change``, called by ``amdgpu_pci_remove``), and applies when the
+  module is loaded again: "please remove and reload the driver" in the log of the kernel.
 
 A partition is no PCI function but a node of DRM (``amdgpu_xcp``) for processes of the host.
 """

@@ -16,6 +16,7 @@ from cyborg.core.drivers.rollout import StepState
 from cyborg.core.hosts import AGENT
 from cyborg.core.jobs.job import JobState
 from cyborg.db import schema
+from cyborg.db.discoveries import write as discoveries
 from cyborg.db.drivers import rollouts
 from cyborg.db.unit_of_work import UnitOfWork
 
@@ -118,7 +119,11 @@ AUDITS = OldRows(
         schema.audits.c.state.not_in(sorted(OPEN_AUDITS)), schema.audits.c.updated_at < cutoff
     ),
 )
-DISCOVERIES = OldRows(schema.discoveries)
+DISCOVERIES = OldRows(
+    # Not the discoveries: one of a large cloud has too many backends for one transaction.
+    schema.discovery_backends,
+    after_purge=discoveries.delete_without_backends,
+)
 DEAD_LETTERS = OldRows(
     schema.outbox,
     # The last attempt is not later than the last change, and an index has its time: without it all

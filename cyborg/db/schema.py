@@ -20,6 +20,7 @@
     attach_handles 0..1--0..1 arqs
     attachments 0..1--n arqs        accelerators that were attached to existing instances
     discoveries, jobs, outbox       pending work
+    discoveries 1--n discovery_backends   each backend that must answer
     jobs 1--n job_steps             steps of a job on many hosts
     device_tombstones               tombstones of removed devices
     device_maintenances             maintenance windows; they name devices by uuid
@@ -55,6 +56,7 @@ audits = work_tables.audits
 custody_heads = work_tables.custody_heads
 custody_records = work_tables.custody_records
 discoveries = work_tables.discoveries
+discovery_backends = work_tables.discovery_backends
 idempotency_keys = work_tables.idempotency_keys
 job_steps = work_tables.job_steps
 jobs = work_tables.jobs

@@ -48,18 +48,23 @@ job_steps = table(
 
 discoveries = table(
     "discoveries",
-    sa.Column("uuid", sa.String(36), nullable=False),
+    uuid_column(),
+    # The numbers of its backends by state. They change with the states, in the same transaction.
+    sa.Column("in_progress", sa.Integer, nullable=False, index=True),
+    sa.Column("done", sa.Integer, nullable=False, default=0),
+    sa.Column("failed", sa.Integer, nullable=False, default=0),
+    sa.Column("mutex_key", sa.String(64), unique=True),  # of its filters
+)
+
+discovery_backends = table(
+    "discovery_backends",
+    # Without an index of its own: the unique key begins with it.
+    sa.Column("discovery_id", sa.ForeignKey("discoveries.id", ondelete="CASCADE"), nullable=False),
     sa.Column("host", sa.String(255), nullable=False, index=True),
     sa.Column("backend", sa.String(255), nullable=False),
     sa.Column("state", sa.String(32), nullable=False, index=True),
     sa.Column("error", Text),
-    sa.Column("mutex_key", sa.String(64), unique=True),  # of its filters, in one of its rows
-    sa.UniqueConstraint("uuid", "host", "backend"),
-)
-# Has what the list shows: no row of a backend is read to count them.
-sa.Index(
-    "ix_discoveries_uuid_state_id_created_at_updated_at",
-    *(discoveries.c[name] for name in ("uuid", "state", "id", "created_at", "updated_at")),
+    sa.UniqueConstraint("discovery_id", "host", "backend"),
 )
 
 audits = table(

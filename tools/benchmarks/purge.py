@@ -21,6 +21,7 @@ from oslo_utils import timeutils
 
 from benchmarks import installations, load, report
 from benchmarks.installations import Installation
+from cyborg.db import schema
 from cyborg.db.old_rows import KINDS
 from cyborg.tests.fixtures.machine.processes import BIN, ini
 
@@ -114,16 +115,21 @@ def _fill(engine: sa.Engine, rows: int) -> Mapping[str, int]:
     work: dict[str, Any] = {"kind": "k", "subject": "s", "updated_at": moment}
     values: Mapping[str, Mapping[str, Any]] = {
         "jobs": {**work, "host": "h", "arguments": {}, "state": "done", "next_try_at": moment},
-        "discoveries": {"host": "h", "backend": "b", "state": "done"},
+        "discoveries": {"discovery_id": 1, "host": "h", "state": "DONE"},
         "dead-letters": {**work, "payload": {}, "state": "dead", "next_try_at": moment},
     }
     counts = {kind: int(rows * share) for kind, share in SHARES.items()}
+    with engine.begin() as tx:
+        discovery = {"id": 1, "uuid": str(uuid4()), "in_progress": 0, "done": 1}
+        tx.execute(sa.insert(schema.discoveries), discovery)
     for kind, count in counts.items():
         table = KINDS[kind].table
         for start in range(0, count, CHUNK):
             size = min(CHUNK, count - start)
+            # Of a job or a message; of a discovery it is the name of the backend.
+            name = "uuid" if "uuid" in table.c else "backend"
             batch = [
-                {"uuid": str(uuid4()), "created_at": moment, **values[kind]} for _ in range(size)
+                {name: str(uuid4()), "created_at": moment, **values[kind]} for _ in range(size)
             ]
             with engine.begin() as tx:
                 tx.execute(sa.insert(table), batch)

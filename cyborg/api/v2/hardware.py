@@ -93,9 +93,7 @@ IN_PROGRESS, DONE, FAILED = "IN-PROGRESS", "DONE", "FAILED"
 State = types.Enum(IN_PROGRESS, DONE, FAILED)
 
 
-class BackendDiscovery(
-    types.JsonObject, row=discoveries.BackendRow, without=("uuid", "created_at", "updated_at")
-):
+class BackendDiscovery(types.JsonObject, row=discoveries.BackendRow):
     """The discovery of one backend on one host; ``error`` is the reason of a failure, or null."""
 
     state = types.required(State)
@@ -143,7 +141,7 @@ class DiscoveryController(Resource):
 
     find = DISCOVERIES.find(
         "List the discoveries of the last day.",
-        read=discoveries.find_summaries,
+        read=discoveries.find,
         uuid=types.Uuid(),
         host=types.Text(),
         state=State,

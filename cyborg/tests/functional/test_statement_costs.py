@@ -41,7 +41,7 @@ from cyborg.tests.fixtures.machine import tiers
 from cyborg.tests.fixtures.machine.log_lines import texts_of
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.scale import costs
-from cyborg.tests.fixtures.scale.fill import CLASSES, DISCOVERIES, DRIVERS, Size, fill
+from cyborg.tests.fixtures.scale.fill import CLASSES, DRIVERS, Size, fill
 from cyborg.tests.fixtures.scale.lists import LISTS, find_middle, list_requests, read_page
 
 __all__ = ["placement_adapter"]
@@ -99,7 +99,6 @@ SCANS: Mapping[str, frozenset[str]] = {
 # Lists that show numbers of what they do not show, with the entries of an index that one statement
 # may read for them, for each host.
 COUNTED: Mapping[str, int] = {
-    "discoveries": len(DRIVERS) * DISCOVERIES * 2,
     "discoveries/{uuid}": len(DRIVERS) * 3,
     "drivers": len(DRIVERS) * 8,
     "drivers/{key}": len(DRIVERS) * 8,

@@ -45,8 +45,7 @@ def upgrade() -> None:
         sa.Column("layout", sa.String(255)),
         sa.Column("layouts", sa.JSON(), nullable=False),
         sa.Column("desired_layout", sa.String(255)),
-        sa.Column("boot_check", sa.String(32)),
-        sa.Column("job_failures", sa.JSON()),
+        *(sa.Column("boot_check", sa.String(32)), sa.Column("job_failures", sa.JSON())),
         sa.Column("failed_prepares", sa.Integer(), nullable=False),
         sa.Column("failing", sa.Boolean(), nullable=False),
         sa.Column("retry_at", MOMENT),
@@ -100,23 +99,28 @@ def upgrade() -> None:
     _table(
         "discoveries",
         sa.Column("uuid", sa.String(36), nullable=False),
-        *(sa.Column(name, sa.String(255), nullable=False) for name in ("host", "backend")),
-        sa.Column("state", sa.String(32), nullable=False),
-        *(sa.Column("error", TEXT), sa.Column("mutex_key", sa.String(64))),
-        *(_unique("discoveries", *keys) for keys in (("uuid", "host", "backend"), ("mutex_key",))),
+        *_columns(sa.Integer(), "in_progress", "done", "failed", nullable=False),
+        sa.Column("mutex_key", sa.String(64)),
+        *(_unique("discoveries", name) for name in ("uuid", "mutex_key")),
     )
-    covered = ("uuid", "state", "id", "created_at", "updated_at")
-    _index_each("discoveries", "host", "state", covered)
+    _index("discoveries", "in_progress")
+    _table(
+        "discovery_backends",
+        sa.Column("discovery_id", KEY, nullable=False),
+        *_columns(sa.String(255), "host", "backend", nullable=False),
+        *(sa.Column("state", sa.String(32), nullable=False), sa.Column("error", TEXT)),
+        _references("discovery_backends", "discovery_id", "discoveries", "CASCADE"),
+        _unique("discovery_backends", "discovery_id", "host", "backend"),
+    )
+    _index_each("discovery_backends", "host", "state")
     _table(
         "jobs",
         sa.Column("uuid", sa.String(36), nullable=False),
         sa.Column("kind", sa.String(64), nullable=False),
         *_columns(sa.String(255), "host", "subject", nullable=False),
-        sa.Column("arguments", sa.JSON(), nullable=False),
-        sa.Column("result", sa.JSON()),
+        *(sa.Column("arguments", sa.JSON(), nullable=False), sa.Column("result", sa.JSON())),
         sa.Column("deadline", MOMENT),
-        sa.Column("mutex_key", sa.String(255)),
-        sa.Column("activity", sa.JSON()),
+        *(sa.Column("mutex_key", sa.String(255)), sa.Column("activity", sa.JSON())),
         sa.Column("state", sa.String(32), nullable=False),
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("next_try_at", MOMENT, nullable=False),
@@ -130,10 +134,8 @@ def upgrade() -> None:
         sa.Column("job_id", KEY, nullable=False),
         *_columns(sa.String(255), "host", "backend", nullable=False),
         sa.Column("state", sa.String(32), nullable=False),
-        sa.Column("generation", sa.BigInteger()),
-        sa.Column("previous", sa.JSON()),
-        sa.Column("error", TEXT),
-        sa.Column("deadline", MOMENT),
+        *(sa.Column("generation", sa.BigInteger()), sa.Column("previous", sa.JSON())),
+        *(sa.Column("error", TEXT), sa.Column("deadline", MOMENT)),
         _references("job_steps", "job_id", "jobs", "CASCADE"),
         _unique("job_steps", "job_id", "host", "backend"),
     )
@@ -441,8 +443,7 @@ def _create_custody_tables() -> None:
         sa.Column("recorded_at", MOMENT, nullable=False),
         sa.Column("details", sa.JSON(), nullable=False),
         sa.Column("sequence", sa.BigInteger()),
-        sa.Column("hash", sa.String(64)),
-        sa.Column("signature", sa.String(80)),
+        *(sa.Column("hash", sa.String(64)), sa.Column("signature", sa.String(80))),
         _unique("custody_records", "uuid"),
         _unique("custody_records", "device_uuid", "sequence"),
     )

@@ -40,14 +40,7 @@ def fill(engine: sa.Engine, count: int = 5) -> None:
     job["state"] = "done"
     for number in range(count):
         rows.insert(engine, schema.jobs, **job, next_try_at=long_ago)
-        rows.insert(
-            engine,
-            schema.discoveries,
-            host=f"h{number}",
-            backend="b",
-            state="done",
-            created_at=long_ago,
-        )
+        rows.insert_discovery(engine, (f"h{number}", "b", "DONE"), created_at=long_ago)
         rows.insert(
             engine,
             schema.device_tombstones,

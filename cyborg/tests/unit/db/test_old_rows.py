@@ -42,7 +42,14 @@ EXAMPLES: dict[str, tuple[Callable[..., Values], list[Values]]] = {
     "jobs": (_job, [{"state": "pending"}]),
     "audits": (lambda t, **v: {"state": "DONE", "updated_at": t, **v}, [{"state": "RUNNING"}]),
     "discoveries": (
-        lambda t, **v: {"host": "h", "backend": "b", "state": "done", "created_at": t, **v},
+        lambda t, **v: {
+            "discovery_id": 1,
+            "host": str(uuid4()),
+            "backend": "b",
+            "state": "DONE",
+            "created_at": t,
+            **v,
+        },
         [],
     ),
     "dead-letters": (
@@ -118,6 +125,7 @@ def test_each_kind_has_an_example() -> None:
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_old_rows_are_deleted_in_batches(engine: sa.Engine, name: str) -> None:
     kind, (make, others) = KINDS[name], EXAMPLES[name]
+    rows.insert_discovery(engine)  # of the old rows of this kind
     old = [rows.insert(engine, kind.table, **make(OLD)) for _ in range(3)]
     kept = [rows.insert(engine, kind.table, **make(OLD, **values)) for values in others]
     kept.append(rows.insert(engine, kind.table, **make(NEW)))
@@ -130,6 +138,21 @@ def test_old_rows_are_deleted_in_batches(engine: sa.Engine, name: str) -> None:
         assert kind.purge(tx, CUTOFF, 2) == 0
         assert kind.count(tx, CUTOFF) == 0
     assert ids(engine, kind) == sorted(kept)
+
+
+def test_discovery_is_deleted_with_the_last_of_its_backends(engine: sa.Engine) -> None:
+    backends = [(f"h{number}", "b", "DONE") for number in range(3)]
+    old, new = (
+        rows.insert_discovery(engine, *backends, created_at=moment) for moment in (OLD, NEW)
+    )
+    kind = KINDS["discoveries"]
+    for limit, left in ((2, [old, new]), (1, [new]), (1, [new])):
+        with engine.begin() as tx:
+            kind.purge(tx, CUTOFF, limit)
+        assert [row["id"] for row in rows.read(engine, schema.discoveries)] == left
+    with engine.begin() as tx:
+        assert kind.purge(tx, NOW, 9) == 3
+    assert rows.read(engine, schema.discoveries) == []
 
 
 def test_jobs_that_are_waited_for_do_not_hide_others(engine: sa.Engine) -> None:

@@ -57,7 +57,7 @@ def _hosts(connection: sa.Connection) -> list[hosts.HostRow]:
 
 
 def _discovery(connection: sa.Connection) -> str:
-    return str(discoveries.find_summaries(connection)[0]["uuid"])
+    return str(discoveries.find(connection)[0]["uuid"])
 
 
 def _steps(connection: sa.Connection) -> list[jobs.StepRow]:
@@ -99,7 +99,7 @@ FINDERS: Mapping[type, Find] = {
         _discovery(connection),
         discoveries.find_hosts(connection, _discovery(connection)),
     ),
-    discoveries.SummaryRow: discoveries.find_summaries,
+    discoveries.SummaryRow: discoveries.find,
     summaries.DriverRow: lambda connection: summaries.find(connection, now=timeutils.utcnow()),
     summaries.DriverDetailsRow: _driver,
     hosts.HostRow: _hosts,

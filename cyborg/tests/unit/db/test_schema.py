@@ -37,8 +37,9 @@ def test_names_and_addresses_are_unique(engine: sa.Engine) -> None:
     rows.insert(engine, schema.devices, **_device(host="other", address="0000:00:00.0"))
     _assert_unique(engine, schema.device_profiles, name="p", groups=[])
     _assert_unique(engine, schema.providers, name="h_1", host="h")
-    row = {"uuid": "d", "host": "h", "backend": "b", "state": "DONE"}
-    _assert_unique(engine, schema.discoveries, **row)
+    discovery = rows.insert_discovery(engine)
+    row = {"discovery_id": discovery, "host": "h", "backend": "b", "state": "DONE"}
+    _assert_unique(engine, schema.discovery_backends, **row)
 
 
 def test_names_are_case_and_accent_sensitive(engine: sa.Engine) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,6 +15,8 @@ from cyborg.conductor.hosts.discoveries import HOST_DOWN, Discoveries
 from cyborg.core.errors import Conflict, Invalid, NotFound, Stale, TimedOut
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.db import schema
+from cyborg.db.discoveries import read
+from cyborg.db.discoveries import write as store
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.services import build
@@ -69,8 +72,17 @@ def make_discoveries(
 
 
 def states(engine: sa.Engine, uuid: str) -> dict[tuple[str, str], str]:
-    discovery_rows = rows.read(engine, schema.discoveries, uuid=uuid)
-    return {(row["host"], row["backend"]): row["state"] for row in discovery_rows}
+    """Return the states of the backends, which must be those that the discovery counts."""
+    found = [row["id"] for row in rows.read(engine, schema.discoveries, uuid=uuid)]
+    backends = [
+        row
+        for id_ in found
+        for row in rows.read(engine, schema.discovery_backends, discovery_id=id_)
+    ]
+    with engine.connect() as connection:
+        counted = read.get(connection, uuid)
+    assert Counter(row["state"] for row in backends) == (counted["progress"] if counted else {})
+    return {(row["host"], row["backend"]): row["state"] for row in backends}
 
 
 def join_threads(engine: sa.Engine) -> None:
@@ -99,7 +111,7 @@ def test_create_calls_each_host_once(engine: sa.Engine) -> None:
         ("alpha", "gen0"): "FAILED",
         ("beta", "fake"): "IN-PROGRESS",
     }
-    (failed,) = rows.read(engine, schema.discoveries, state="FAILED")
+    (failed,) = rows.read(engine, schema.discovery_backends, state="FAILED")
     assert failed["error"] == "no bus"
     join_threads(engine)
 
@@ -161,7 +173,7 @@ def test_create_fails_backends_of_hosts_that_are_down_without_a_call(
     found = states(engine, uuid)
     assert found.pop(("beta", "fake")) == "FAILED"
     assert set(found.values()) == ({"IN-PROGRESS"} if called else set())
-    (failed,) = rows.read(engine, schema.discoveries, state="FAILED")
+    (failed,) = rows.read(engine, schema.discovery_backends, state="FAILED")
     assert failed["error"] == HOST_DOWN
     join_threads(engine)
     assert [host for host, _ in agents.calls] == called
@@ -177,15 +189,13 @@ def test_create_is_refused_while_one_with_the_same_filters_is_open(engine: sa.En
     others = [discoveries.create(*each)["uuid"] for each in (("beta",), (None, "fake"))]
     assert set(states(engine, others[0]).values()) == {"IN-PROGRESS"}
     discoveries.complete(uuid, "beta", REPORT)
-    ended = {
-        row["id"]: row["updated_at"] for row in rows.read(engine, schema.discoveries, uuid=uuid)
-    }
+    (ended,) = rows.read(engine, schema.discoveries, uuid=uuid)
     second = discoveries.create()["uuid"]
     assert set(states(engine, second).values()) == {"IN-PROGRESS"}
     with pytest.raises(Conflict, match=second):
         discoveries.create()
-    now = {row["id"]: row["updated_at"] for row in rows.read(engine, schema.discoveries, uuid=uuid)}
-    assert now == ended, "the release of the key is no change"
+    (now,) = rows.read(engine, schema.discoveries, uuid=uuid)
+    assert (now["mutex_key"], now["updated_at"]) == (None, ended["updated_at"])
     join_threads(engine)
 
 
@@ -269,12 +279,42 @@ def test_sweep_purges_all_old_rows_in_small_transactions(
     sqlite_engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PURGE_LIMIT", 2)
-    for number in range(5):
-        row = {"uuid": "d", "host": f"h{number}", "backend": "b", "state": "DONE"}
-        rows.insert(sqlite_engine, schema.discoveries, **row)
+    rows.insert_discovery(sqlite_engine, *((f"h{number}", "b", "DONE") for number in range(5)))
     tomorrow = timeutils.utcnow() + timedelta(days=1, minutes=1)
     assert make_discoveries(sqlite_engine, FakeAgents(), tomorrow).sweep() == 5
     assert not rows.read(sqlite_engine, schema.discoveries)
+
+
+def test_concurrent_outcomes_of_a_discovery_are_all_counted(engine: sa.Engine) -> None:
+    hosts = [f"h{number}" for number in range(8)]
+    uuid = str(uuid4())
+    backends = [(host, name, "IN-PROGRESS") for host in hosts for name in ("a", "b")]
+    rows.insert_discovery(engine, *backends, uuid=uuid)
+    barrier = threading.Barrier(len(hosts))
+    outcomes = [store.Outcome("a", store.DONE, None), store.Outcome("b", store.FAILED, "no bus")]
+
+    def complete(host: str) -> None:
+        barrier.wait(10)
+        UnitOfWork(engine).run(lambda tx: store.record_outcomes(tx, uuid, host, outcomes))
+
+    threads = [threading.Thread(target=complete, args=(host,)) for host in hosts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert Counter(states(engine, uuid).values()) == {"DONE": 8, "FAILED": 8}
+
+
+def test_removal_of_a_host_leaves_the_backends_of_others(engine: sa.Engine) -> None:
+    parts = [("a", "x", "DONE"), ("a", "y", "IN-PROGRESS"), ("b", "x", "FAILED")]
+    first, second = str(uuid4()), str(uuid4())
+    rows.insert_discovery(engine, *parts, uuid=first)
+    rows.insert_discovery(engine, *parts[:2], uuid=second)
+    with engine.begin() as tx:
+        assert store.delete_of_host(tx, "a") == 4
+    assert states(engine, first) == {("b", "x"): "FAILED"}
+    (left,) = rows.read(engine, schema.discoveries)
+    assert (left["uuid"], left["updated_at"]) == (first, None)
 
 
 def test_complete_with_another_epoch_is_refused(engine: sa.Engine) -> None:

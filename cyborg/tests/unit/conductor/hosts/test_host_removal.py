@@ -31,6 +31,7 @@ TABLES = (
     schema.arqs,
     schema.device_tombstones,
     schema.discoveries,
+    schema.discovery_backends,
     schema.device_maintenances,
     schema.jobs,
 )
@@ -115,14 +116,7 @@ def test_everything_of_a_host_is_removed(engine: sa.Engine, force: bool) -> None
             until=NOW + timedelta(days=1),
             next_status="enabled",
         )
-        rows.insert(
-            engine,
-            schema.discoveries,
-            uuid=str(uuid4()),
-            host=host,
-            backend="b",
-            state="in_progress",
-        )
+        rows.insert_discovery(engine, (host, "b", "IN-PROGRESS"))
         rows.insert(
             engine,
             schema.device_tombstones,
@@ -143,9 +137,10 @@ def test_everything_of_a_host_is_removed(engine: sa.Engine, force: bool) -> None
         schema.services,
         schema.devices,
         schema.device_tombstones,
-        schema.discoveries,
+        schema.discovery_backends,
     ):
         assert hosts(engine, table) == [OTHER]
+    assert len(rows.read(engine, schema.discoveries)) == 1
     (window,) = rows.read(engine, schema.device_maintenances)
     (device,) = rows.read(engine, schema.devices)
     assert window["device_uuid"] == device["uuid"]

@@ -82,9 +82,8 @@ def test_find_needs_two_statements(sqlite_engine: sa.Engine, number: int) -> Non
 @pytest.mark.parametrize("direction", ["asc", "desc"])
 def test_backends_of_a_discovery_have_pages_of_hosts(engine: sa.Engine, direction: str) -> None:
     parts = [("b", "x", "DONE"), ("a", "y", "FAILED"), ("a", "x", "DONE"), ("c", "x", "DONE")]
-    for host, backend, state in parts:
-        rows.insert(engine, schema.discoveries, uuid="d", host=host, backend=backend, state=state)
-    rows.insert(engine, schema.discoveries, host="a", backend="x", state="IN-PROGRESS")
+    rows.insert_discovery(engine, *parts, uuid="d")
+    rows.insert_discovery(engine, ("a", "x", "IN-PROGRESS"))
     expected = [[("a", "x"), ("a", "y"), ("b", "x")], [("c", "x")]]
     if direction == "desc":
         expected = [[("c", "x"), ("b", "x")], [("a", "x"), ("a", "y")]]
@@ -106,32 +105,29 @@ def test_backends_of_a_discovery_have_pages_of_hosts(engine: sa.Engine, directio
     assert discoveries.find_backends(connection, "d", []) == []
 
 
-def test_find_summaries_counts_the_parts_of_each_discovery(engine: sa.Engine) -> None:
+def test_find_of_discoveries_counts_the_parts_of_each_discovery(engine: sa.Engine) -> None:
     parts = {
         "a": [("c1", "x", "DONE"), ("c2", "x", "FAILED"), ("c3", "x", "IN-PROGRESS")],
         "b": [("c1", "x", "DONE"), ("c2", "x", "FAILED")],
         "c": [("c1", "x", "DONE"), ("c1", "y", "DONE")],
     }
     for uuid, steps in parts.items():
-        for host, backend, state in steps:
-            rows.insert(
-                engine, schema.discoveries, uuid=uuid, host=host, backend=backend, state=state
-            )
+        rows.insert_discovery(engine, *steps, uuid=uuid)
     with Reader(engine).connect() as connection:
         with count_statements(engine) as counted:
-            summaries = discoveries.find_summaries(connection)
+            summaries = discoveries.find(connection)
         assert len(counted) == 1
         assert [(row["uuid"], row["state"], row["progress"]) for row in summaries] == [
             ("a", "IN-PROGRESS", {"DONE": 1, "FAILED": 1, "IN-PROGRESS": 1}),
             ("b", "FAILED", {"DONE": 1, "FAILED": 1}),
             ("c", "DONE", {"DONE": 2}),
         ]
-        assert [r["uuid"] for r in discoveries.find_summaries(connection, host="c2")] == ["a", "b"]
-        assert discoveries.find_summaries(connection, host="c2")[1]["progress"] == {
+        assert [r["uuid"] for r in discoveries.find(connection, host="c2")] == ["a", "b"]
+        assert discoveries.find(connection, host="c2")[1]["progress"] == {
             "DONE": 1,
             "FAILED": 1,
         }
-        assert [r["uuid"] for r in discoveries.find_summaries(connection, state="DONE")] == ["c"]
-        assert discoveries.find_summaries(connection, uuid="b") == summaries[1:2]
+        assert [r["uuid"] for r in discoveries.find(connection, state="DONE")] == ["c"]
+        assert discoveries.find(connection, uuid="b") == summaries[1:2]
         page = Page(limit=1, marker="c", sort_key="created_at", sort_dir="desc")
-        assert [r["uuid"] for r in discoveries.find_summaries(connection, page=page)] == ["b"]
+        assert [r["uuid"] for r in discoveries.find(connection, page=page)] == ["b"]

@@ -187,8 +187,7 @@ def upgrade() -> None:
         sa.Column("identity", sa.JSON(), nullable=False),
         *(sa.Column(name, sa.String(64)) for name in ("drivers_digest", "boot_id")),
         sa.Column("desired_generation", sa.BigInteger(), nullable=False),
-        _unique("services", "uuid"),
-        _unique("services", "binary", "host"),
+        *(_unique("services", *names) for names in (("uuid",), ("binary", "host"))),
     )
     _index_each("services", "last_seen_at", "down_at")
     _table(

@@ -76,6 +76,12 @@ class HostRemoval(
 
 
 _Row = read.ServiceRow | read_backends.AgentBackendRow
+# By the kind that is requested: only what the rows show is read.
+_FINDERS: Mapping[str | None, Callable[..., list[Any]]] = {
+    None: functools.partial(read.find, functions=True),
+    "backend": read_backends.find,
+    "daemon": read.find_daemons,
+}
 HOSTS = Collection("hosts", "service", read, Host, since=(2, 6))
 SERVICES = Collection("services", "service", read, Service, since=(2, 4))
 
@@ -102,13 +108,8 @@ class Controller(Resource):
         With ``function``, list only services that offer it, and show only this function and the
         functions below it.
         """
-        # Another table: a row for each backend, in pages of their own.
-        if kind == "backend":
-            services = self.read_page(page, read_backends.find, **filters)
-            return SERVICES.document(request, services, self._show(kind))
-        # Functions need the capabilities of all devices: not read if they are not shown.
-        find = functools.partial(read.find, functions=kind is None)
-        return SERVICES.document(request, self.read_page(page, find, **filters), self._show(kind))
+        rows = self.read_page(page, _FINDERS[kind], **filters)
+        return SERVICES.document(request, rows, self._show(kind))
 
     @SERVICES.operation("DELETE services/{uuid}", raises=(WrongState, InUse))
     def delete(self, request: RequestContext, uuid: str) -> None:
@@ -160,9 +161,6 @@ class Controller(Resource):
         def show(request: RequestContext, row: _Row) -> Mapping[str, Any]:
             # Evaluated now: nobody writes a state when a heartbeat is missing.
             state = evaluate(row["late_at"], row["down_at"])
-            # Not shown: the rows of kind backend have them.
-            backends = [] if kind == "daemon" else row["backends"]
-            more = {"kind": kind or "daemon", "state": state, "backends": backends}
-            return types.serialize(Service, {**row, **more})
+            return types.serialize(Service, {**row, "kind": kind or "daemon", "state": state})
 
         return show

@@ -119,6 +119,17 @@ def find(
     return cast(list[ServiceRow], services)
 
 
+def find_daemons(
+    connection: sa.Connection, *, page: Page | None = None, **criteria: Any
+) -> list[ServiceRow]:
+    """Return services without their backends; execute one statement, or two with a marker."""
+    services = SERVICES.read_columns(connection, page=page, **criteria)
+    for service in services:
+        del service["id"]
+        service["backends"] = []
+    return cast(list[ServiceRow], services)
+
+
 def find_down(connection: sa.Connection, *, now: datetime, limit: int) -> list[DownServiceRow]:
     """Return up to ``limit`` services that are down, those that are down for longest first."""
     query = sa.select(*row_columns(DownServiceRow, table)).where(table.c.down_at <= now)

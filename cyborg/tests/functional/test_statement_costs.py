@@ -241,6 +241,18 @@ def test_page_reads_only_its_rows(cloud: sa.Engine, name: str) -> None:
     assert not failures, "\n\n".join(failures)
 
 
+@pytest.mark.parametrize("name", ["discoveries", "services?kind=daemon"])
+def test_long_page_reads_at_most_ten_rows_for_each_that_it_shows(
+    cloud: sa.Engine, name: str
+) -> None:
+    with costs.record(cloud) as recorded, cloud.connect() as connection:
+        found = read_page(connection, name, ("", Page(LONG_PAGE), {}))
+        connection.rollback()
+    assert found
+    rows_read = sum(cost.rows_read for cost in recorded.found)
+    assert rows_read <= 10 * len(found), describe(recorded.found)
+
+
 @pytest.mark.parametrize("state", AcceleratorState)
 @pytest.mark.parametrize("key", [None, "uuid", "created_at"])
 def test_page_of_accelerators_in_a_state_does_not_scan_all_handles(

@@ -79,6 +79,17 @@ def test_find_needs_two_statements(sqlite_engine: sa.Engine, number: int) -> Non
     assert len(count) == 2, count.statements
 
 
+def test_find_daemons_reads_the_same_services_without_backends(sqlite_engine: sa.Engine) -> None:
+    for host in ("one", "two"):
+        _agent(sqlite_engine, host, "a", "b")
+    with count_statements(sqlite_engine) as count, Reader(sqlite_engine).connect() as connection:
+        daemons = services.find_daemons(connection)
+        assert len(count) == 1, count.statements
+        found = services.find(connection)
+        assert len(services.find_daemons(connection, page=Page(1), host="two")) == 1
+    assert daemons == [{**row, "backends": []} for row in found]
+
+
 @pytest.mark.parametrize("direction", ["asc", "desc"])
 def test_backends_of_a_discovery_have_pages_of_hosts(engine: sa.Engine, direction: str) -> None:
     parts = [("b", "x", "DONE"), ("a", "y", "FAILED"), ("a", "x", "DONE"), ("c", "x", "DONE")]

@@ -11,8 +11,8 @@ allocated the set before always gets its devices.
 """
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -23,22 +23,13 @@ from types import MappingProxyType
 import sqlalchemy as sa
 
 from cyborg.core.device_sets.groups import SizeSummary, summarize, update_group
-from cyborg.core.device_sets.offers import (
-    MAX_REASON,
-    Offer,
-    SetFacts,
-    UnitUse,
-    find_owned_sets,
-    plan_offers,
-)
-from cyborg.core.device_sets.pools import ConfiguredSet, Pool, SetOptions, make_pools
+from cyborg.core.device_sets.offers import Offer, UnitUse, find_owned_sets, plan_offers
+from cyborg.core.device_sets.pools import Pool, make_pools
 from cyborg.core.errors import CyborgError
-from cyborg.core.inventory.device_set import UNRESERVED, DeviceSet, OfferState
-from cyborg.core.inventory.device_state import DeviceCondition, DeviceFacts, evaluate
+from cyborg.core.inventory.device_set import UNRESERVED, OfferState
 from cyborg.core.log import get_logger
-from cyborg.core.text import abbreviate
-from cyborg.db.deployables.facts import DeviceFactsColumns
 from cyborg.db.device_sets import offers as store
+from cyborg.db.device_sets.read import SetRow, make_sets, summarize_group, units_of_host
 from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = get_logger(__name__)
@@ -145,7 +136,7 @@ def plan_host(
         wanting = (pool.wanted for pool in sets.pools if pool.group == group and pool.wanted)
         desired: Mapping[int, int] = next(wanting, {})
         urgent = desired if every_size else allocated_sizes
-        summaries = store.summarize_group(tx, group)
+        summaries = summarize_group(tx, group)
         by_host = {name: list(sizes) for name, sizes in groupby(summaries, key=_host_of)}
         update_group(host, desired, by_host, plan=partial(planner.plan, group), urgent=urgent)
     return planner.write(now)
@@ -169,14 +160,9 @@ class _HostSets:
     ``uses`` has the units of the host that are not free.
     """
 
-    rows: Mapping[int, store.SetRow]
+    rows: Mapping[int, SetRow]
     uses: Mapping[str, UnitUse]
     pools: list[Pool]
-
-    def uses_of(self, pool: Pool) -> dict[str, UnitUse]:
-        """Return the uses of the units of a pool."""
-        units = {unit for facts in pool.sets for unit in facts.units}
-        return {unit: self.uses[unit] for unit in sorted(units & self.uses.keys())}
 
 
 @dataclass(eq=False)
@@ -202,7 +188,9 @@ class _Planner:
             if row["rp_uuid"] in ended and row["offer"] == OfferState.WITHDRAWING:
                 row["offer"] = OfferState.WITHHELD
                 self._changed[row["id"]] = Offer(OfferState.WITHHELD, row["offer_reason"])
-        self._hosts[host] = _to_sets(rows, store.units_of_host(self.tx, host))
+        found = make_sets(rows, units_of_host(self.tx, host))
+        pools = make_pools(each.configure() for each in found.sets)
+        self._hosts[host] = _HostSets({row["id"]: row for row in rows}, found.uses, pools)
         return self._hosts[host]
 
     def plan(self, group: str, host: str, shortage: Mapping[int, int] | None) -> list[SizeSummary]:
@@ -216,7 +204,7 @@ class _Planner:
             if pool.group != group:
                 continue
             desired = pool.wanted if shortage is None else shortage
-            uses = sets.uses_of(pool)
+            uses = pool.select_uses(sets.uses)
             plan = plan_offers(pool.sets, uses, pool.mode, desired)
             summaries += summarize(host, pool.sets, uses, plan)
             planned = [replace(facts, state=plan[facts.id].state) for facts in pool.sets]
@@ -229,7 +217,7 @@ class _Planner:
                 self._change(sets.rows[id_], offer)
         return summaries
 
-    def _change(self, row: store.SetRow, offer: Offer) -> None:
+    def _change(self, row: SetRow, offer: Offer) -> None:
         """Set the offer of a set, to be written."""
         old = row["offer"]
         if (old, row["offer_reason"]) == (offer.state, offer.reason):
@@ -248,78 +236,3 @@ class _Planner:
         if self._changed:
             store.write_offers(self.tx, self._changed, sorted(self._stale), now)
         return self._stale
-
-
-def _to_sets(rows: Sequence[store.SetRow], units: Sequence[store.UnitRow]) -> _HostSets:
-    """Return the sets of a host and the uses of their units."""
-    by_set = defaultdict[int, list[store.UnitRow]](list)
-    for unit in units:
-        by_set[unit["member_of"]].append(unit)
-    uses = {
-        _name(unit): UnitUse(unit["set_id"], cleaning=not unit["is_owned"])
-        for unit in units
-        if unit["is_owned"] or unit["needs_cleaning"]
-    }
-    sets = []
-    for row in rows:
-        device_set = DeviceSet.from_dict(row["device_set"])
-        wanted = {int(size): number for size, number in device_set.wanted.items()}
-        options = SetOptions(row["source"], device_set.mode, device_set.group, wanted)
-        facts = _to_facts(row, device_set, by_set[row["id"]])
-        sets.append(ConfiguredSet(facts, options))
-    return _HostSets({row["id"]: row for row in rows}, uses, make_pools(sets))
-
-
-def _to_facts(
-    row: store.SetRow, device_set: DeviceSet, members: Sequence[store.UnitRow]
-) -> SetFacts:
-    state = OfferState(row["offer"]) if row["offer"] is not None else None
-    if state is None and row["is_published"]:
-        # The set was removed and has returned: a server may have an allocation of the former one.
-        state = OfferState.WITHDRAWING
-    return SetFacts(
-        id=row["id"],
-        name=row["address"],
-        # A set without present members has an obstacle, and here a unit that no other set has.
-        units=frozenset(map(_name, members)) or frozenset({row["address"]}),
-        # The plan knows from its units that a set is allocated.
-        state=OfferState.OFFERED if state is OfferState.ALLOCATED else state,
-        obstacle=_find_obstacle(row, device_set, members),
-    )
-
-
-def _name(unit: store.UnitRow) -> str:
-    """Return the name of a unit, unique on its host: that of the handle if it is enough."""
-    handle, deployable = unit["address"], unit["deployable"]
-    return handle if handle == deployable else f"{handle} of {deployable}"
-
-
-def _find_obstacle(
-    row: store.SetRow, device_set: DeviceSet, members: Sequence[store.UnitRow]
-) -> str | None:
-    """Return why a set cannot be offered, whatever its members are used for; None if it can be."""
-    if device_set.obstacle is not None:
-        return device_set.obstacle
-    if (reason := _describe(row, row["health_reason"])) is not None:
-        return f"its source is {reason}"[:MAX_REASON]
-    if len(members) != device_set.size:
-        present = {(unit["device"], unit["address"]) for unit in members}
-        missing = [m.handle for m in device_set.members if (m.device, m.handle) not in present]
-        return abbreviate(f"device {', '.join(missing)} is not present or not offered", MAX_REASON)
-    for unit in members:
-        reason = _describe(unit, unit["health_reason"] or unit["undeliverable_reason"])
-        if reason is None and unit["handle_draining"]:
-            reason = str(DeviceCondition.DRAINING)
-        if reason is not None:
-            return abbreviate(f"device {unit['device']} is {reason}", MAX_REASON)
-    return None
-
-
-def _describe(row: DeviceFactsColumns, detail: str | None) -> str | None:
-    """Return the condition of a device that excludes it, with details; None if there is none."""
-    # The plan ignores whether the host is down, and decides itself which sets are withheld.
-    facts = DeviceFacts.from_row(row, host_down=False, withheld=False)
-    status = evaluate(facts)
-    if status.schedulable:
-        return None
-    return f"{status.state}: {detail}" if detail else str(status.state)

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from cyborg.core.device_sets.offers import MAX_REASON, SetFacts, join
+from cyborg.core.device_sets.offers import MAX_REASON, SetFacts, UnitUse, join
 from cyborg.core.inventory.device_set import OfferMode
 from cyborg.core.text import abbreviate
 
@@ -40,6 +40,11 @@ class Pool:
     mode: OfferMode
     group: str
     wanted: Mapping[int, int]
+
+    def select_uses(self, uses: Mapping[str, UnitUse]) -> dict[str, UnitUse]:
+        """Return the uses of the units of the pool, from those of a host."""
+        units = {unit for facts in self.sets for unit in facts.units}
+        return {unit: uses[unit] for unit in sorted(units & uses.keys())}
 
 
 def make_pools(sets: Iterable[ConfiguredSet]) -> list[Pool]:

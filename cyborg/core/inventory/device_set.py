@@ -48,6 +48,9 @@ class OfferState(StrEnum):
     WITHHELD = "withheld"  # all units are reserved, and no consumer had an allocation then
 
 
+# End of an obstacle that another layout of the device at its start removes.
+ANOTHER_LAYOUT = "apply another layout"
+
 # The offers with which Placement has not all units of a set reserved.
 UNRESERVED = frozenset({OfferState.OFFERED, OfferState.ALLOCATED})
 
@@ -113,6 +116,11 @@ class DeviceSet(Serializable):
     def size(self) -> int:
         """Return the number of members."""
         return len(self.members)
+
+
+def is_removed_by_layout(obstacle: str, device: str) -> bool:
+    """Return whether an obstacle is the present layout of the device with this address."""
+    return obstacle.startswith(f"device {device} ") and obstacle.endswith(ANOTHER_LAYOUT)
 
 
 _SIZES = frozenset(str(size) for size in range(1, MAX_MEMBERS + 1))

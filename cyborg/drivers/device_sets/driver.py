@@ -222,9 +222,10 @@ class DeviceSetDriver(Driver):
         units = grouping.list_units(devices)
         models = ModelTable(self.memory, f"model {self.backend} {backend}")
         models.store(units)
-        return units + grouping.list_hidden(
-            devices, units, models.make_unit, uses_links=self._uses_links
-        )
+        hidden = grouping.list_hidden(devices, units, models.make_unit, uses_links=self._uses_links)
+        # Of a GPU that is divided, the unit as a whole replaces the units that it has now.
+        addresses = {unit.device.address for unit in hidden}
+        return [unit for unit in units if unit.device.address not in addresses] + hidden
 
     def _read_members(self, backend: str) -> list[Device]:
         """Return the devices of a backend, with the configured module ids."""
@@ -282,8 +283,8 @@ class DeviceSetDriver(Driver):
         """Return why a unit is in no set."""
         if (unread := grouping.find_unread_obstacle([unit])) is not None:
             return unread
-        if self._uses_links and (mig := grouping.find_mig_obstacle([unit], uses_links=True)):
-            return mig
+        if self._uses_links and (layout := grouping.find_layout_obstacle([unit], uses_links=True)):
+            return layout
         if self.is_fabric and unit.module is None:
             return (
                 "its module id is unknown: install the extra nvml and bind the GPU to the kernel "

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device, HandleType
-from cyborg.core.inventory.device_set import SetKind, SetMember
+from cyborg.core.inventory.device_set import ANOTHER_LAYOUT, SetKind, SetMember
 from cyborg.core.naming import make_custom_name
 from cyborg.drivers.gpu.facts import UNREAD, is_shown_unread
 from cyborg.drivers.gpu.mig import is_shown_enabled
@@ -125,19 +125,26 @@ def list_hidden(
 ) -> list[Unit]:
     """Return a unit for each GPU that offers no handle because it was not read yet.
 
-    If the sets need NVLinks (``uses_links``), also return one for each GPU in MIG mode. So a set
-    with it is shown with the reason, and neither removed nor replaced by sets of other GPUs.
-    ``units`` are those of the devices. ``make_unit`` returns the unit of a GPU as a whole; a GPU
-    for which it returns None is left out.
+    If the sets need NVLinks (``uses_links``), also return one for each GPU in MIG mode, and for
+    each that is divided and has a layout in which it is not. So a set with it is shown with the
+    reason, and neither removed nor replaced by sets of other GPUs. ``units`` are those of the
+    devices. ``make_unit`` returns the unit of a GPU as a whole; a GPU for which it returns None is
+    left out.
     """
-    shown = {unit.device.address for unit in units}
-    hidden = [
-        device
-        for device in devices
-        if is_shown_unread(device) or (uses_links and is_shown_enabled(device))
-    ]
-    found = (make_unit(device) for device in hidden if device.address not in shown)
+    counts = Counter(unit.device.address for unit in units)
+
+    def is_hidden(device: Device) -> bool:
+        if counts[device.address]:
+            return uses_links and counts[device.address] > 1 and _has_undivided_layout(device)
+        return is_shown_unread(device) or (uses_links and is_shown_enabled(device))
+
+    found = (make_unit(device) for device in devices if is_hidden(device))
     return [unit for unit in found if unit is not None]
+
+
+def _has_undivided_layout(device: Device) -> bool:
+    """Return whether a device has one handle in one of its layouts."""
+    return any(sum(layout.offers.values()) == 1 for layout in device.layouts)
 
 
 def find_unread_obstacle(units: Iterable[Unit]) -> str | None:
@@ -146,20 +153,24 @@ def find_unread_obstacle(units: Iterable[Unit]) -> str | None:
     return None if unread is None else f"device {unread} is withheld: {UNREAD}"
 
 
-def find_mig_obstacle(units: Iterable[Unit], *, uses_links: bool) -> str | None:
-    """Return why a group has no use because of a GPU in MIG mode; None without such a reason.
+def find_layout_obstacle(units: Iterable[Unit], *, uses_links: bool) -> str | None:
+    """Return why a group has no use because of the layout of a GPU; None without such a reason.
 
     A GPU in MIG mode has no NVLink to others, and is in no fabric ("NVIDIA Multi-Instance GPU User
     Guide", and "Fabric Manager for NVIDIA NVSwitch Systems User Guide"). ``uses_links`` is whether
-    the group needs them.
+    the group needs them. The unit of a divided GPU is none of its handles: see ``list_hidden``.
     """
     for unit in units:
+        device = unit.device
         # A GPU without deployables offers nothing, also to a group without links.
-        if is_shown_enabled(unit.device) and (uses_links or not unit.device.deployables):
+        if is_shown_enabled(device) and (uses_links or not device.deployables):
             return (
-                f"device {unit.device.address} is in MIG mode, in which it has no NVLink: disable "
-                "the MIG mode, or apply a layout without it"
+                f"device {device.address} is in MIG mode, in which it has no NVLink: disable the "
+                f"MIG mode, or {ANOTHER_LAYOUT}"
             )
+        handles = {handle.address for part in device.deployables for handle in part.handles}
+        if handles and unit.handle.address not in handles:
+            return f"device {device.address} is divided into {len(handles)}: {ANOTHER_LAYOUT}"
     return None
 
 
@@ -200,7 +211,7 @@ def group_by_links(units: Iterable[Unit], sizes: Collection[int]) -> Iterator[Gr
                 SetKind.NVLINK,
                 block,
                 unique=size == 1,  # larger groups of one size can begin with the same GPU
-                obstacle=find_mig_obstacle(block, uses_links=size > 1),
+                obstacle=find_layout_obstacle(block, uses_links=size > 1),
                 attributes=_link_facts(block) | speed_facts(speed),
                 traits=speed_traits(speed),
             )

@@ -22,7 +22,7 @@ from cyborg.drivers.device_sets.fabric import Fabric, FabricState, Partition
 from cyborg.drivers.device_sets.grouping import (
     Group,
     Unit,
-    find_mig_obstacle,
+    find_layout_obstacle,
     only_units,
     speed_facts,
     speed_traits,
@@ -104,8 +104,8 @@ class PartitionTable:
                 )
                 # The mode first: nothing else helps before it is correct.
                 obstacle = state.mode_obstacles.get(needed) or obstacles.get(partition.id)
-                mig = find_mig_obstacle(gpus, uses_links=True)
-                groups.append(_group(partition, gpus, obstacle or mig))
+                obstacle = obstacle or find_layout_obstacle(gpus, uses_links=True)
+                groups.append(_group(partition, gpus, obstacle))
         self.memory.put(self.key, json.dumps(KnownMembers(known_members).to_dict()))
         return groups
 

@@ -11,6 +11,7 @@ from cyborg.core.inventory.device import (
     Device,
     DeviceType,
     HandleType,
+    Layout,
 )
 from cyborg.drivers.gpu.facts import UNREAD
 
@@ -52,6 +53,15 @@ def in_mig_mode(device: Device, *, hidden: bool = True) -> Device:
     """Return a GPU in MIG mode, which offers nothing if it is ``hidden``, as a whole GPU does."""
     parts = () if hidden else device.deployables
     return replace(device, std_board_info={"mig": "enabled"}, deployables=parts)
+
+
+def divided(device: Device, functions: int) -> Device:
+    """Return a GPU with this number of vGPUs, which also has a layout as a whole."""
+    addresses = [f"{device.address[:-1]}{number + 1}" for number in range(functions)]
+    handles = tuple(AttachHandle(address, HandleType.VFIO) for address in addresses)
+    part = Deployable(f"{device.address}-H100-40C", "VGPU", handles=handles)
+    layouts = (Layout("whole", {"PGPU": 1}), Layout("vgpus", {"VGPU": functions}))
+    return replace(device, deployables=(part,), layouts=layouts, layout="vgpus")
 
 
 def unread(device: Device) -> Device:

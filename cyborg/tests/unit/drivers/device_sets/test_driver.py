@@ -15,7 +15,13 @@ from cyborg.core.inventory.device import NOT_OFFERED, AttachHandle, Device, Hand
 from cyborg.core.inventory.device_set import OfferMode, SetKind
 from cyborg.drivers.device_sets.driver import DeviceSetDriver
 from cyborg.drivers.gpu.facts import UNREAD
-from cyborg.tests.unit.drivers.device_sets.members import in_mig_mode, make_device, slot, unread
+from cyborg.tests.unit.drivers.device_sets.members import (
+    divided,
+    in_mig_mode,
+    make_device,
+    slot,
+    unread,
+)
 
 SWITCH = "00:01.0/15:00.0/16"
 
@@ -126,6 +132,21 @@ def test_discover_nvlink_pair_with_a_gpu_in_mig_mode_is_withheld(hidden: bool) -
     (pair,) = (name for name in usual if name.startswith(f"sets:2-{slot(0)}"))
     assert set(withheld) == ({pair, f"sets:1-{slot(1)}"} if hidden else {pair})
     assert all("is in MIG mode" in str(found[name][1]) for name in withheld)
+
+
+def test_discover_nvlink_pair_with_a_divided_gpu_is_withheld() -> None:
+    gpus = [make_device(slot(n), nvlink_peers=slot(n ^ 1)) for n in range(4)]
+    source = make_source({"gpu": gpus}, kind="nvlink", sizes=["1", "2"])
+    usual = describe(source)
+    gpus[1] = divided(gpus[1], 2)
+    found = describe(source)
+    assert found.keys() == usual.keys()
+    withheld = {name for name, (_, obstacle) in found.items() if obstacle is not None}
+    (pair,) = (name for name in usual if name.startswith(f"sets:2-{slot(0)}"))
+    assert withheld == {pair, f"sets:1-{slot(1)}"}
+    assert {found[name][1] for name in withheld} == {
+        f"device {slot(1)} is divided into 2: apply another layout"
+    }
 
 
 @pytest.mark.parametrize("kind", ["nvlink", "numa"])

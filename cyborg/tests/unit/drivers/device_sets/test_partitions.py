@@ -15,7 +15,13 @@ from cyborg.drivers.base import VolatileMemory
 from cyborg.drivers.device_sets.driver import DeviceSetDriver
 from cyborg.drivers.device_sets.fabric import FabricState, Partition
 from cyborg.testing.machine import HostTree
-from cyborg.tests.unit.drivers.device_sets.members import hgx, in_mig_mode, make_device, slot
+from cyborg.tests.unit.drivers.device_sets.members import (
+    divided,
+    hgx,
+    in_mig_mode,
+    make_device,
+    slot,
+)
 
 # The partitions of HGX H100 by the module ids of their GPUs.
 H100 = (
@@ -148,11 +154,40 @@ def test_discover_withholds_partitions_with_a_gpu_in_mig_mode(host: Host, hidden
         assert part.device_set is not None
         assert part.device_set.obstacle == (
             f"device {slot(index)} is in MIG mode, in which it has no NVLink: disable the MIG "
-            "mode, or apply a layout without it"
+            "mode, or apply another layout"
         )
         assert [m.handle for m in part.device_set.members] == every[name]
         assert part.resource_class == "PGPU"
     assert source.remarks == ()
+
+
+@pytest.mark.parametrize("functions", [1, 2])
+def test_discover_withholds_partitions_with_a_divided_gpu(host: Host, functions: int) -> None:
+    """A GPU with one vGPU is not divided; whether its partitions have a use is another question."""
+    host.source().discover()
+    host.devices[0] = divided(host.devices[0], functions)
+    source = host.source("2", "4")
+    (device,) = source.discover()
+    with_it = {str(n) for n, modules in enumerate(H100) if MODULES[0] in modules}
+    found = {part.address.removeprefix("hgx:"): part for part in device.deployables}
+    assert found.keys() == {str(number) for number in range(1, 7)}
+    for name, part in found.items():
+        assert part.device_set is not None
+        reason = f"device {slot(0)} is divided into 2: apply another layout"
+        is_withheld = name in with_it and functions == 2
+        assert part.device_set.obstacle == (reason if is_withheld else None)
+        # The member of a divided GPU is the whole one: its vGPUs are offered alone.
+        own = {m.handle for m in part.device_set.members if m.device == slot(0)}
+        assert own == ({slot(0) if functions == 2 else f"{slot(0)[:-1]}1"} if own else set())
+        assert bool(own) == (name in with_it)
+
+
+def test_discover_leaves_out_a_divided_gpu_without_another_layout(host: Host) -> None:
+    host.source().discover()
+    host.devices[0] = replace(divided(host.devices[0], 2), layouts=(), layout=None)
+    (device,) = host.source().discover()
+    assert members(device).keys() == {str(n) for n, m in enumerate(H100) if MODULES[0] not in m}
+    assert len(device.deployables) == len(members(device))
 
 
 def test_discover_names_a_gpu_in_mig_mode_of_which_no_partition_is_known(host: Host) -> None:

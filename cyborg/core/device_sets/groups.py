@@ -147,11 +147,16 @@ def summarize(
     ]
 
 
+def is_offered(offer: Offer) -> bool:
+    """Return whether a plan offers a set, now or after the withdrawal of another one."""
+    return offer.state is OfferState.OFFERED or (offer.reason or "").startswith(WAITS)
+
+
 def _classify(offer: Offer) -> str:
     """Return "offered", or the start of the reason of a free set; "" for other sets."""
-    reason = offer.reason or ""
-    if offer.state is OfferState.OFFERED or reason.startswith(WAITS):
+    if is_offered(offer):
         return "offered"
+    reason = offer.reason or ""
     return next((start for start in (OVERLAPS, SPLIT) if reason.startswith(start)), "")
 
 

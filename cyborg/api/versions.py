@@ -20,7 +20,7 @@
      ``use`` in devices; ``device_set``, ``hostname``, ``address``, ``resource_class`` and
      ``traits`` in deployables, and their filters; ``with_count`` in lists; filters by ``name``
      and ``address``; ``attached_at`` and ``attach_error`` in accelerator requests and
-     accelerators, and their filter ``attach_failed``
+     accelerators, and their filter ``attach_failed``; ``preview`` of the layouts of a device
 ==== ==========================================================================
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/devices: the devices that agents discovered, their layouts and their custody logs."""
+"""/v2/devices: the devices that agents discovered, and their custody logs."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -8,14 +8,11 @@ from typing import Any
 from cyborg.api import types
 from cyborg.api.controller import PageRequest, RequestContext, Resource
 from cyborg.api.operation import Collection
-from cyborg.api.v2 import jobs
 from cyborg.core.custody import Event
 from cyborg.core.errors import Conflict, Invalid, NotFound, WrongState
-from cyborg.core.inventory import device as core
 from cyborg.core.inventory import device_state
 from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.device_state import DeviceCondition
-from cyborg.core.jobs.job import JobKind
 from cyborg.core.maintenance import SuccessorMode
 from cyborg.db.custody import read as custody
 from cyborg.db.devices import read
@@ -305,47 +302,6 @@ def _merge_filters(filters: Mapping[str, Any]) -> dict[str, str] | None:
         if merged.setdefault(name, value) != value:
             return None
     return merged
-
-
-class Layout(types.JsonObject, row=core.Layout):
-    """A layout: the number of handles of each resource class, and the traits of the deployables."""
-
-
-class DeviceLayout(types.JsonObject):
-    """The current layout of a device, null if it has none, and all its possible layouts."""
-
-    uuid = types.required(types.Uuid())
-    layout = types.optional(str)
-    layouts = types.required([Layout])
-    links = types.required([types.Link])
-
-
-class LayoutChange(types.JsonObject):
-    """The name of the layout to apply to a device.
-
-    With ``drain``, the device is cordoned, and its job waits until no handle of it is in use.
-    """
-
-    layout = types.required(types.Text(core.MAX_TEXT, min_length=1))
-    drain = types.optional(types.BOOLEAN)
-
-
-LAYOUTS = Collection("devices", "layout", read, DeviceLayout, since=(2, 5))
-
-
-class LayoutController(Resource):
-    """The operations on layouts."""
-
-    @LAYOUTS.operation("GET devices/{uuid}/layout", "get_one", answer=DeviceLayout)
-    def get_layout(self, request: RequestContext, uuid: str) -> Any:
-        """Show the layout of a device, and its possible layouts."""
-        return request.serialize(DeviceLayout, LAYOUTS.read_row(self, request, uuid), LAYOUTS.name)
-
-    @LAYOUTS.operation("PUT devices/{uuid}/layout", "set", **jobs.STARTS_JOB)
-    def set_layout(self, request: RequestContext, uuid: str, body: LayoutChange) -> Any:
-        """Apply a layout to a device that no ARQ uses; a job does it in the background."""
-        result = self.context.conductor.device_set_layout(uuid, body.layout, bool(body.drain))
-        return jobs.serialize_created(request, JobKind.PARTITION, result)
 
 
 EVENTS = types.Enum(*Event)

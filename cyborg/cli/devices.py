@@ -2,7 +2,7 @@
 """``cyborg device-*``: devices that the agents discovered, and how they are partitioned."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 from cyborg.cli.common import base, formatting, listing, pci_ids, progress
@@ -233,12 +233,39 @@ def describe_layout(device: Row, name: str) -> str:
     return sanitize(", ".join(texts)) or "offers the same"
 
 
+def describe_set_changes(changes: Sequence[Row]) -> str:
+    """Return how the offers of device sets would change.
+
+    >>> closed = {"address": "hgx:1", "size": 4, "before": "allocated", "after": "withheld"}
+    >>> describe_set_changes([closed, {**closed, "before": "withheld"}])
+    'closes set hgx:1 (4, allocated), closes set hgx:1 (4, not offered)'
+    >>> describe_set_changes([{**closed, "before": "withheld", "after": "offered"}])
+    'offers set hgx:1 (4)'
+    """
+    texts = []
+    for row in changes:
+        if row["after"] == "withheld":
+            before = "not offered" if row["before"] == "withheld" else row["before"]
+            texts.append(f"closes set {row['address']} ({row['size']}, {before})")
+        else:
+            texts.append(f"offers set {row['address']} ({row['size']})")
+    return sanitize(", ".join(texts))
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutPreview(Change):
+    """The change of a layout, and the device sets of the host whose offers it changes."""
+
+    device_sets: Sequence[Row] = ()
+
+
 class LayoutSet(base.WaitCommand, listing.Lister, of=RESULTS):
     """Apply a layout to unused devices or, with --drain, to devices once they are unused.
 
     Each device has its own job; an error of one device does not stop the others. The exit status is
     1 if a job cannot be created or, with --wait, does not succeed. With --dry-run, show how the
-    offer of each device would change, whether the device is in use or not.
+    offer of each device would change, and which device sets would be closed or offered, whether the
+    device is in use or not.
     """
 
     OPTIONS = (*WAIT_ARGUMENTS, base.DRY_RUN)
@@ -262,12 +289,18 @@ class LayoutSet(base.WaitCommand, listing.Lister, of=RESULTS):
         devices = self._find_devices(args)
         if not devices:
             raise _no_device(args)
-        changes = []
+        changes: list[Change] = []
         for row in devices:
             change = plan(f"set layout {args.layout} of", "device", row)
-            layouts = self.app.rest.call("GET", f"{DEVICES.object_path(row['uuid'])}/layout")
-            details = f"{change.details}: {describe_layout(layouts, args.layout)}"
-            changes.append(replace(change, details=details))
+            # An unknown layout has no preview: its line says that it would be refused.
+            query = {"preview": args.layout} if args.layout in row["layouts"] else {}
+            path = f"{DEVICES.object_path(row['uuid'])}/layout"
+            answer = self.app.rest.call("GET", path, params=query)
+            sets = answer["preview"]["device_sets"] if query else []
+            texts = [describe_layout(answer, args.layout), describe_set_changes(sets)]
+            details = f"{change.details}: {', '.join(filter(None, texts))}"
+            preview = LayoutPreview(change.action, change.kind, change.uuid, details, sets)
+            changes.append(preview)
         return changes
 
     def take_action(self, args: Arguments) -> Any:

@@ -4,16 +4,22 @@
 import json
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
+import sqlalchemy as sa
 
 from cyborg.core import naming
-from cyborg.standalone.stack import StandaloneStack
+from cyborg.core.inventory.device import Layout
+from cyborg.standalone.stack import DATABASE, StandaloneStack
 from cyborg.tests.fixtures.clouds.filled_service import Client
 from cyborg.tests.fixtures.clouds.standalone import HOST, running
+from cyborg.tests.fixtures.databases.placement import Node
+from cyborg.tests.fixtures.device_sets.families import H100_FOUR
+from cyborg.tests.fixtures.device_sets.host import SetHost
 from cyborg.tests.fixtures.machine.processes import wait_until
 
 CARDS = ("0000:0c:00.0", "0000:0d:00.0")
@@ -83,6 +89,29 @@ def test_dry_run_shows_what_a_device_would_offer(env: Env) -> None:
         (change,) = env.run(f"device-layout-set {name} {device} --dry-run")
         assert change["details"].endswith(f": {text}")
     assert env.call("GET", f"devices/{device}/layout").json()["layout"] == layout
+
+
+def test_dry_run_names_the_device_sets_that_are_closed_and_offered(env: Env) -> None:
+    engine = sa.create_engine(f"sqlite:///{env.stack.state / DATABASE}")
+    host = SetHost(engine, Node(env.stack.placement), H100_FOUR)
+    layouts = (Layout("whole", {"PGPU": 1}), Layout("2xvgpu", {"VGPU": 2}))
+    host.gpus["01"] = replace(host.gpus["01"], layouts=layouts, layout="whole")
+    host.report()
+    select = f"--host {host.node.name} --dry-run"
+    (change,) = env.run(f"device-layout-set 2xvgpu {select}")
+    # Of the four GPUs, those without the first one are a pair and a single one.
+    offered = {row["address"]: row["size"] for row in change["device_sets"] if not row["reason"]}
+    assert sorted(offered.values()) == [1, 2]
+    closed = {row["address"] for row in change["device_sets"]} - offered.keys()
+    assert closed == {f"hgx:{name}" for name, units in H100_FOUR.items() if "01" in units}
+    text, _ = env.client.run(f"device-layout-set 2xvgpu {select}")
+    assert ": PGPU 1 -> 0, VGPU 0 -> 2, " in text
+    assert "closes set hgx:1 (4, offered)" in text
+    assert all(f"offers set {name} ({size})" in text for name, size in offered.items())
+    (change,) = env.run(f"device-layout-set whole {select}")
+    assert change["device_sets"] == []
+    assert change["details"].endswith(": offers the same")
+    engine.dispose()
 
 
 def bind_card(env: Env) -> str:

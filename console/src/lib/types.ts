@@ -57,6 +57,17 @@ export interface DeviceLayout {
   uuid: string;
   layout: string | null; // null if it is unknown
   layouts: Layout[];
+  preview: { layout: string; device_sets: SetChange[] } | null; // null unless it is requested
+}
+
+// What a layout changes in the offer of a device set.
+export interface SetChange {
+  uuid: string;
+  address: string;
+  size: number;
+  before: string;
+  after: string;
+  reason: string | null;
 }
 
 export interface HostClass extends HandleUse {

@@ -6,7 +6,7 @@ import { count, reportedStatus, stateOf, words } from "../lib/format";
 import { usePoll } from "../lib/poll";
 import { can } from "../lib/session";
 import { href } from "../lib/router";
-import type { Device, Host, Service } from "../lib/types";
+import type { Device, Host, Link, Service } from "../lib/types";
 import { TopologyLegend, TopologyPicture } from "../topology/picture";
 import { Dialog, DialogButton } from "../ui/dialog";
 import { Badge, Card, ErrorBox, Facts, Loading, Page, Text, Time, Use } from "../ui/parts";
@@ -89,7 +89,7 @@ export function HostPage({ host }: { host: string }) {
     buildPath("v2/services", { host, binary: AGENT, limit: 1 }),
     5000,
   );
-  const devices = usePoll<{ devices: Device[] }>(
+  const devices = usePoll<{ devices: Device[]; devices_links?: Link[] }>(
     buildPath("v2/devices", { hostname: host, limit: MAX_DEVICES }),
     5000,
   );
@@ -98,6 +98,7 @@ export function HostPage({ host }: { host: string }) {
     10_000,
   );
   const found = devices.data?.devices ?? [];
+  const isPartial = devices.data?.devices_links !== undefined;
   const rows = accelerators.data?.accelerators ?? [];
   // The list is in the order of the handles: without its end, no device has all of its handles.
   const isCut = accelerators.data?.accelerators_links !== undefined;
@@ -142,12 +143,12 @@ export function HostPage({ host }: { host: string }) {
               The host has more than {MAX_ACCELERATORS} handles: the page of each device shows those of the device.
             </p>
           ) : null}
-          {found.length >= MAX_DEVICES ? (
+          {isPartial ? (
             <p class="faint small">The first {MAX_DEVICES} devices are shown.</p>
           ) : null}
         </Card>
         {can("deployable:get_all") ? <DeviceSets query={{ host }} /> : null}
-        <NvLinks devices={found} />
+        <NvLinks host={host} found={found} isPartial={isPartial} />
         {service ? (
           <Card title="Agent" aside={<Badge state={service.state} />}>
             <Facts

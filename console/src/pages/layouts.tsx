@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layouts of a device, and the change of its layout. What the device would offer more and less
-// is shown first.
+// The layouts of a device, and the change of its layout. What the device would offer more and less,
+// and the device sets of its host that would be closed or offered, are shown first.
 import { useState } from "preact/hooks";
-import { send } from "../lib/api";
+import { buildPath, send } from "../lib/api";
 import { count } from "../lib/format";
 import { usePoll } from "../lib/poll";
 import { go } from "../lib/router";
 import { can } from "../lib/session";
-import type { Device, DeviceLayout, Job, Layout } from "../lib/types";
+import type { Device, DeviceLayout, Job, Layout, SetChange } from "../lib/types";
 import { Dialog, DialogButton } from "../ui/dialog";
 import { Badge, Card, ErrorBox, Facts, Loading, Text } from "../ui/parts";
 import { Table } from "../ui/table";
@@ -98,7 +98,14 @@ function LayoutDialog({ device, refresh, close }: { device: Device; refresh: () 
           ))}
         </select>
       </label>
-      <div aria-live="polite">{data && chosen ? <Difference layouts={data} chosen={chosen} /> : null}</div>
+      <div aria-live="polite">
+        {data && chosen ? (
+          <>
+            <Difference layouts={data} chosen={chosen} />
+            <SetChanges path={buildPath(pathOf(device), { preview: name })} />
+          </>
+        ) : null}
+      </div>
       {owned || dirty ? (
         <div class="note warn">
           The device is in use: {count(owned, "handle")} {owned === 1 ? "is" : "are"} owned,{" "}
@@ -162,6 +169,32 @@ function Difference({ layouts, chosen }: { layouts: DeviceLayout; chosen: Layout
             ["Traits lost", <Text value={lost.join(", ")} />],
             ["Traits gained", <Text value={gained.join(", ")} />],
           ]}
+        />
+      ) : null}
+    </>
+  );
+}
+
+// The device sets of the host whose offers would change.
+function SetChanges({ path }: { path: string }) {
+  const { data, error } = usePoll<DeviceLayout>(path, 5000);
+  const sets = data?.preview?.device_sets ?? [];
+  return (
+    <>
+      <ErrorBox error={error} stale={data !== null} />
+      {data || error ? null : <Loading />}
+      {sets.length ? (
+        <Table<SetChange>
+          caption="Device sets that would be closed or offered"
+          columns={[
+            { name: "Device set", show: (row) => row.address },
+            { name: "Size", number: true, show: (row) => row.size.toLocaleString("en") },
+            { name: "Now", show: (row) => <Badge state={row.before} /> },
+            { name: "Then", show: (row) => <Badge state={row.after} /> },
+            { name: "Reason", show: (row) => <Text value={row.reason} /> },
+          ]}
+          rows={sets}
+          rowKey={(row) => row.uuid}
         />
       ) : null}
     </>

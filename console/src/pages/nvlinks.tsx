@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The NVLinks between the GPUs of a host: a row and a column for each GPU.
+import { buildPath } from "../lib/api";
 import { count } from "../lib/format";
+import { usePoll } from "../lib/poll";
 import { href } from "../lib/router";
 import type { Device, DeviceSet } from "../lib/types";
-import { Card } from "../ui/parts";
+import { Card, ErrorBox } from "../ui/parts";
 
-const MAX_GPUS = 32;
+const MAX_GPUS = 32; // in the matrix
+const MAX_READ = 200; // GPUs of one host
 
 interface Links {
   number: number; // 0 if it is unknown
@@ -38,11 +41,15 @@ export function describeSetLinks(set: DeviceSet): string | null {
   return links.number || links.mbps ? describeLinks(links) : null;
 }
 
-export function NvLinks({ devices }: { devices: Device[] }) {
+// If ``found`` is only a part of the devices of the host, the GPUs are read without the others.
+export function NvLinks({ host, found, isPartial }: { host: string; found: Device[]; isPartial: boolean }) {
+  const path = buildPath("v2/devices", { hostname: host, type: "GPU", limit: MAX_READ });
+  const { data, error } = usePoll<{ devices: Device[] }>(isPartial ? path : null, 10_000);
+  const devices = isPartial ? data?.devices ?? [] : found;
   const links = new Map(devices.map((device) => [device.address, linksOf(device)] as const));
   const linked = [...links].filter(([, peers]) => peers.size);
   // Most hosts have none. GPUs that only an NVSwitch connects have none to each other.
-  if (!linked.length) return null;
+  if (!linked.length) return error ? <ErrorBox error={error} /> : null;
   const all = [...new Set(linked.flatMap(([address, peers]) => [address, ...peers.keys()]))].toSorted();
   const shown = all.slice(0, MAX_GPUS);
   const uuids = new Map(devices.map((device) => [device.address, device.uuid]));

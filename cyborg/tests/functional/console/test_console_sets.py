@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from cyborg.core.inventory.device import Layout
 from cyborg.core.inventory.device_set import SetKind
 from cyborg.db import schema
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node
+from cyborg.tests.fixtures.device_sets.families import H100_FOUR
 from cyborg.tests.fixtures.device_sets.host import SetHost, gpu_address
 from cyborg.tests.functional.console.browser import NARROW, WIDE, OpenWindow, expect
 from cyborg.tests.functional.console.service import ConsoleService
@@ -19,6 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.requires("chromi
 INSTANCE = "6f1c9c0e-5d5b-4c53-9d2f-1f4f6d3a7b10"
 NOTHING = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
+MAX_DEVICES = 200  # of the page of a host
 LETTERS = {"offered": "O", "allocated": "A", "withheld": TIMES}
 
 
@@ -97,6 +100,59 @@ def test_host_page_has_the_nvlinks_of_each_pair_of_gpus(window: OpenWindow, host
         texts[number] = ""
         expect(card.get_by_role("row").nth(number + 1).get_by_role("cell")).to_have_text(texts)
     shown.check()
+
+
+def test_nvlinks_have_the_gpus_beyond_the_devices_of_the_picture(
+    window: OpenWindow, service: ConsoleService
+) -> None:
+    """The host has more cards than its page shows, which were reported before the GPUs."""
+    node = Node(service.cloud.stack.placement)
+    for number in range(MAX_DEVICES):
+        address = f"0000:{number:02x}:1f.0"
+        rows.insert_card(service.cloud.engine, node.name, address, handles=0)
+    for number, peer in ((1, 2), (2, 1)):
+        name = f"f000:0{number}:00.0"
+        topology = {"nvlink_peers": f"f000:0{peer}:00.0", "nvlink_links": "4"}
+        rows.insert_card(
+            service.cloud.engine, node.name, name, handles=0, type="GPU", topology=topology
+        )
+    shown = window()
+    shown.open(f"hosts/{node.name}", node.name)
+    expect(shown.page.get_by_text(f"The first {MAX_DEVICES} devices are shown.")).to_be_visible()
+    card = shown.page.get_by_role("region", name="NVLinks", exact=True)
+    names = ["GPU", "f000:01:00.0", "f000:02:00.0"]
+    expect(card.get_by_role("columnheader")).to_have_text(names)
+    expect(card.get_by_role("link")).to_have_count(4)
+    expect(card.get_by_role("row").nth(1).get_by_role("cell")).to_have_text(["", "4 links"])
+
+
+def test_layout_dialog_names_the_sets_that_are_closed_and_offered(
+    window: OpenWindow, service: ConsoleService
+) -> None:
+    layouts = (Layout("whole", {"PGPU": 1}), Layout("2xvgpu", {"VGPU": 2}))
+    host = SetHost(service.cloud.engine, Node(service.cloud.stack.placement), H100_FOUR)
+    host.gpus["01"] = replace(host.gpus["01"], layouts=layouts, layout="whole")
+    host.report()
+    (device,) = rows.read(
+        host.engine, schema.devices, host=host.node.name, address=gpu_address("01")
+    )
+    shown = window()
+    page = shown.page
+    shown.open(f"devices/{device['uuid']}", gpu_address("01"))
+    page.get_by_role("button", name="Change layout").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Layout").select_option("2xvgpu")
+    table = dialog.get_by_role("table", name="Device sets that would be closed or offered")
+    closed = table.get_by_role("row").filter(has_text="leaves it with the layout 2xvgpu")
+    expect(closed).to_have_count(sum("01" in units for units in H100_FOUR.values()))
+    first = ["hgx:1", "4", "offered", "withheld", re.compile("^device 0000:01:00.0 leaves it")]
+    expect(table.get_by_role("row").nth(1).get_by_role("cell")).to_have_text(first)
+    offered = table.get_by_role("row").filter(has_text="withheldoffered")
+    expect(offered).to_have_count(2)
+    shown.check()
+    dialog.get_by_label("Layout").select_option("whole")
+    expect(dialog).to_contain_text("would offer the same as now")
+    expect(table).to_have_count(0)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers with Neutron ports that have a device profile: real Nova and Neutron.
 
+The tests follow ``doc/source/admin/neutron_ports.rst``.
 ``cyborg/tests/fixtures/nova/neutron_cloud.py`` says what this cloud does not show.
 """
 

@@ -282,7 +282,9 @@ def test_interrupted_linters_show_the_failed_static_tests(
     assert "== tests that only read files" in lines
     ended = "4" if linter == "mypy" else "[67]"
     assert re.fullmatch(f"interrupted after {ended} of 7 checks and 1 of 2 tests", lines[-1])
-    assert list(checkout.temporary.iterdir()) == []
+    # Without room in memory, the folder of pytest, which it keeps for three runs, is there too.
+    left = [path.name for path in checkout.temporary.iterdir()]
+    assert [name for name in left if not name.startswith("pytest-of-")] == []
 
 
 def test_interrupted_installation_ends_the_script(tmp_path: Path) -> None:

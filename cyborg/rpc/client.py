@@ -217,7 +217,8 @@ class Client:
         """Send a call and return the body of its answer; _NOT_SENT if no queue took the call.
 
         Return _NO_ANSWER if no answer came in time. Raise Unavailable if no server listens in
-        time or the broker fails, and TimedOut if the broker did not confirm the call.
+        time or the broker fails, and TimedOut if the broker did not confirm the call or this
+        process closed its connections.
         """
         subject, queue = call.subject, call.queue
         sent = publishing.SentCounter()
@@ -253,6 +254,15 @@ class Client:
             raise Unavailable(
                 f"{subject} cannot be called: error of the message broker at "
                 f"{self.transport.broker_address}: {type(exc).__name__}"
+            ) from exc
+        except AttributeError as exc:
+            # The driver forgets its queue of replies when it is closed, also that of calls that
+            # still wait for one.
+            if not self.transport.is_closed:
+                raise
+            raise TimedOut(
+                f"{subject} has no answer: this process stops and has closed its connections to "
+                "the message broker; it may have been carried out"
             ) from exc
 
     def _await_server(self, queue: str, subject: str, end: float) -> None:

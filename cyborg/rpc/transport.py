@@ -100,6 +100,8 @@ class Transport:
         self._opener: threading.Thread | None = None
         self._last_error = ""
         self._answered: dict[str, float] = {}  # monotonic time of the last answer by queue
+        # Set before the connections are closed: a call that fails by that must see it.
+        self.is_closed = False
 
     def ensure_open(self) -> None:
         """Connect to the broker if not done yet. Raise Unavailable if it does not answer in time.
@@ -162,6 +164,7 @@ class Transport:
 
         That thread closes what it opens, and ends within a second after an attempt that fails.
         """
+        self.is_closed = True
         with self._lock:
             # An opener that has ended with an error closes nothing.
             is_connecting = (

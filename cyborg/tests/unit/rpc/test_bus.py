@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from cyborg.core.errors import CyborgError, Invalid, NoHandle, TimedOut, Unavail
 from cyborg.rpc.client import Client, make_agent_client
 from cyborg.rpc.contract import CONDUCTOR, Contract, Method
 from cyborg.tests.fixtures.bus.broker import MEMORY, Bus, open_bus
-from cyborg.tests.fixtures.machine.processes import busy_factor, ends_within
+from cyborg.tests.fixtures.machine.processes import busy_factor, ends_within, wait_until
 
 REPORT_LIMIT = 65536
 
@@ -209,6 +210,27 @@ def test_call_without_an_answer_times_out(bus: Bus, recorder: Recorder) -> None:
     finally:
         recorder.proceed.set()
         bus.conf.set_override("timeout", 10.0, group="rpc")
+
+
+@pytest.mark.slow
+def test_call_that_waits_when_its_connections_are_closed_times_out(
+    bus: Bus, recorder: Recorder
+) -> None:
+    """The driver has forgotten the queue of the reply when the wait ends."""
+    recorder.proceed = threading.Event()
+    topic, url = bus.conf.rpc.topic, str(bus.conf.transport_url)
+    with (
+        open_bus(url, rpc={"topic": topic, "timeout": 1.0}) as caller,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        call = pool.submit(caller.conductor().arq_create, "p", None)
+        try:
+            wait_until("the call is served", lambda: recorder.calls)
+            caller.transport.cleanup()
+            with pytest.raises(TimedOut, match=r"arq_create has no answer: this process stops"):
+                call.result(30)
+        finally:
+            recorder.proceed.set()
 
 
 class Host:

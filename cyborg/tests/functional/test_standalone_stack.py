@@ -6,29 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.tests.fixtures.machine.slowdown import measure_slowdown
-
 # In a separate process: a process can have only one embedded Placement, and the stack that other
 # tests share may run in this one.
 SCRIPT = """
-import json, pathlib, sys, threading, time
+import contextlib, json, pathlib, sys, threading
 import requests
 from cyborg.tests.fixtures.clouds.standalone import running
+from cyborg.tests.fixtures.machine.processes import ends_within
 
 def ask(url):
     return requests.get(url, headers={"X-Auth-Token": "admin"}, timeout=60).json()
 
 told = []
 for _ in range(2):
-    with running(pathlib.Path(sys.argv[1]), devices=3, handles=2) as stack:
+    with contextlib.ExitStack() as until_end:
+        stack = until_end.enter_context(running(pathlib.Path(sys.argv[1]), devices=3, handles=2))
         devices = ask(f"{stack.endpoint}/v2/devices")["devices"]
         providers = ask(f"{stack.placement_endpoint}/resource_providers")["resource_providers"]
-        begin = time.monotonic()
+        with ends_within(2):
+            until_end.close()
     told.append(
         {
             "devices": sorted(d["uuid"] for d in devices),
             "providers": len(providers),
-            "seconds": time.monotonic() - begin,
             "threads": [t.name for t in threading.enumerate()],
         }
     )
@@ -42,14 +42,13 @@ def test_standalone_stack_leaves_no_thread_and_restarts(tmp_path: Path) -> None:
         [sys.executable, "-W", "error::ResourceWarning", "-c", SCRIPT, tmp_path],
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
+    assert process.returncode == 0, process.stderr
     assert "ResourceWarning" not in process.stderr
     first, second = json.loads(process.stdout.splitlines()[-1])
     assert len(first["devices"]) == 3
     assert second["devices"] == first["devices"]
-    slowdown = measure_slowdown()
     for run in (first, second):
         assert run["providers"] == 4
-        assert run["seconds"] < 2 * slowdown
         assert run["threads"] == ["MainThread"]

@@ -35,7 +35,7 @@ from cyborg.db.unit_of_work import UnitOfWork
 LOG = get_logger(__name__)
 
 MAX_DELAY = 60.0  # seconds between two attempts
-LOST_LIMIT = 500  # attachments that one sweep looks at
+LOST_LIMIT = 250  # attachments that one sweep looks at
 PURGE_LIMIT = 100
 MAX_FAILURES = 1000  # successors whose last failure a conductor remembers
 RETENTION = timedelta(days=7)  # how long failed attachments can be looked up

@@ -24,6 +24,7 @@ from cyborg.core.binding.accelerator import AcceleratorState
 from cyborg.core.explain.explanation import GroupDemand
 from cyborg.db import schema
 from cyborg.db.attachments import handles as guest_devices
+from cyborg.db.attachments import write as write_attachments
 from cyborg.db.backends import read as backends
 from cyborg.db.binding import accelerators
 from cyborg.db.explain import provider_counts, provider_states
@@ -175,6 +176,17 @@ def test_searches_of_the_failure_detector_and_the_orphan_scan(cloud: sa.Engine) 
         assert len(orphans.next_bound(tx, last["device_rp_uuid"], last["id"], 500)) == 500
     assert len(recorded.found) == 5
     check(cloud, recorded)
+
+
+def test_search_for_lost_attachments_reads_only_their_arqs(cloud: sa.Engine) -> None:
+    few = 50
+    with costs.record(cloud) as recorded, cloud.begin() as tx:
+        ids = write_attachments.ids_after(tx, 0, few)
+        recorded.found.clear()
+        assert write_attachments.find_lost(tx, ids) == []
+    (cost,) = recorded.found
+    assert len(ids) == few
+    assert cost.rows_read <= 10 * few, describe([cost])
 
 
 def test_devices_that_an_agent_attaches_read_only_its_host(cloud: sa.Engine) -> None:

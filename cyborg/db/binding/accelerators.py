@@ -7,12 +7,14 @@ the conditions (DeviceCondition) that make the device unschedulable. ``driver`` 
 no longer has this backend.
 """
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
+from sqlalchemy.sql import visitors
 
 from cyborg.core.binding import accelerator
 from cyborg.core.binding.accelerator import AcceleratorState
@@ -374,6 +376,8 @@ def _find_ids(
 
     ``clean`` is whether the conditions select only handles without an owner that need no cleaning.
     """
+    if source is _FROM and _are_of_handles(conditions):
+        source = table
     query = sa.select(table.c.id).select_from(source).where(*conditions)
     # An index has the clean handles in the order of their ids. MariaDB would read all handles in
     # this order, PostgreSQL too, unless the order names the columns before the id.
@@ -385,6 +389,16 @@ def _find_ids(
         # Not before: the marker is found by another index.
         query = query.with_hint(table, f"FORCE INDEX ({_CLEAN_INDEX})", "mysql")
     return connection.scalars(query).all()
+
+
+def _are_of_handles(conditions: Collection[sa.ColumnElement[bool]]) -> bool:
+    """Return whether conditions use only columns of the handles, as all sort keys do.
+
+    MariaDB does not leave out all outer joins that it could, and joins before it sorts: a page of
+    10 000 handles with one address took 0.6 s, without joins 0.03 s.
+    """
+    used = itertools.chain.from_iterable(map(visitors.iterate, conditions))
+    return {column.table for column in used if isinstance(column, sa.Column)} <= {table}
 
 
 def _find_ids_by_deployable(

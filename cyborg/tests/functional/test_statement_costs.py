@@ -178,6 +178,18 @@ def test_searches_of_the_failure_detector_and_the_orphan_scan(cloud: sa.Engine) 
     check(cloud, recorded)
 
 
+@pytest.mark.parametrize(("host", "found"), [(None, 10), ("compute-00042", 1)])
+def test_handles_of_an_address_are_joined_for_other_columns_only(
+    cloud: sa.Engine, host: str | None, found: int
+) -> None:
+    page, address = Page(limit=10), "0000:03:00.1"
+    with costs.record(cloud) as recorded, cloud.connect() as connection:
+        rows = accelerators.find(connection, page=page, address=address, hostname=host)
+    assert len(rows) == found
+    ids, _ = recorded.found
+    assert ("JOIN" in ids.statement) == (host is not None)
+
+
 def test_search_for_lost_attachments_reads_only_their_arqs(cloud: sa.Engine) -> None:
     few = 50
     with costs.record(cloud) as recorded, cloud.begin() as tx:

@@ -283,6 +283,9 @@ class JobDispatcher:
             error = answers.clean_error(answer.get("error"))
             return Answer(status, error, parse_activity(answer.get("activity")))
         except Unavailable as exc:
+            # The end of this process may be the cause, and has closed its database by now.
+            if self._stopped.is_set():
+                raise
             return Answer(error=answers.clean_error(exc.message))
         except CyborgError as exc:  # the agent has refused the job, or answered malformed values
             return Answer(AgentJobStatus.FAILED, answers.clean_error(exc.message))

@@ -394,8 +394,8 @@ def _find_ids(
 def _are_of_handles(conditions: Collection[sa.ColumnElement[bool]]) -> bool:
     """Return whether conditions use only columns of the handles, as all sort keys do.
 
-    MariaDB does not leave out all outer joins that it could, and joins before it sorts: a page of
-    10 000 handles with one address took 0.6 s, without joins 0.03 s.
+    MariaDB does not leave out all outer joins that it could, and joins before it sorts: the ids of
+    a page of 10 000 handles with one address took 0.6 s, without joins 3 ms.
     """
     used = itertools.chain.from_iterable(map(visitors.iterate, conditions))
     return {column.table for column in used if isinstance(column, sa.Column)} <= {table}

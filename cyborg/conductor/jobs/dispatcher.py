@@ -283,7 +283,7 @@ class JobDispatcher:
             error = answers.clean_error(answer.get("error"))
             return Answer(status, error, parse_activity(answer.get("activity")))
         except Unavailable as exc:
-            # The end of this process may be the cause, and has closed its database by now.
+            # The stop may be the cause, and may have closed the database by now.
             if self._stopped.is_set():
                 raise
             return Answer(error=answers.clean_error(exc.message))

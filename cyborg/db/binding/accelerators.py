@@ -104,8 +104,8 @@ UNSCHEDULABLE = sa.or_(BLOCKED, facts.HOST_DOWN)
 def _join_details(source: sa.FromClause) -> sa.FromClause:
     """Join handles, or ARQs with their handles, with all tables that describe them.
 
-    All joins are outer joins, also with tables that always have the row: a database leaves out an
-    outer join whose columns a statement does not use.
+    All joins are outer joins, also with tables that always have the row: a database leaves out
+    most outer joins whose columns a statement does not use.
     """
     return (
         source.outerjoin(deployables, deployables.c.id == table.c.deployable_id)
